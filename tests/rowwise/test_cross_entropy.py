@@ -77,15 +77,16 @@ SHAPES = (
 
 
 @pytest.mark.parametrize(("shape", "dim"), SHAPES)
-def test_every_option(shape, dim, dtype, cpu_engine):
+def test_every_option(shape, dim, dtype, cpu_engines):
     for number, (options, K) in enumerate([*((each, 0) for each in OPTIONS), *((each, 3) for each in SPARSE)]):
         arguments = random_arguments(number, shape, dim, dtype, options=options, K=K)
         right = cross_entropy_oracles.expected(**arguments)
-        for layout in LAYOUTS:
-            x = in_layout(arguments["input"], layout)
-            result = cpu_engine.call("cross_entropy", **arguments | {"input": x})
-            assert_right(result, right, dtype, f"{options} {layout}")
-            assert result.input_grad is None or result.input_grad.flags.c_contiguous
+        for engine in cpu_engines():
+            for layout in LAYOUTS:
+                x = in_layout(arguments["input"], layout)
+                result = engine.call("cross_entropy", **arguments | {"input": x})
+                assert_right(result, right, dtype, f"{engine.name} {options} {layout}")
+                assert result.input_grad is None or result.input_grad.flags.c_contiguous
 
 
 @pytest.mark.parametrize(("shape", "dim"), SHAPES[:9])
@@ -146,17 +147,18 @@ def same_bits(results: list[CrossEntropy]) -> bool:
         ((3, 2, 7, 3, 2, 4), -1),
     ],
 )
-def test_threads_and_layouts_have_equal_bits(shape, dim, dtype, cpu_engine):
+def test_threads_and_layouts_have_equal_bits(shape, dim, dtype, cpu_engines):
     for number in (0, 1, 3, 4, 8, 9):
         arguments = random_arguments(number, shape, dim, dtype, options=OPTIONS[number])
-        results = [
-            cpu_engine.call(
-                "cross_entropy", **arguments | {"input": in_layout(arguments["input"], layout)}, num_threads=threads
-            )
+        right = cross_entropy_oracles.expected(**arguments)
+        ways = [
+            {"input": in_layout(arguments["input"], layout), "num_threads": threads}
             for layout, threads in [*(("C", threads) for threads in (1, 2, 3, 4)), ("Fortran", 1), ("steps", 2)]
         ]
-        assert same_bits(results)
-        assert_right(results[0], cross_entropy_oracles.expected(**arguments), dtype)
+        for engine in cpu_engines():
+            results = [engine.call("cross_entropy", **arguments | way) for way in ways]
+            assert same_bits(results), engine.name
+            assert_right(results[0], right, dtype, engine.name)
 
 
 def test_confident_rows_among_others(dtype, cpu_engine):
@@ -220,11 +222,11 @@ def test_in_place_and_other_outs(dtype, cpu_engine):
         shifted[:-1] = arguments["input"]
         result = cpu_engine.call("cross_entropy", **arguments | {"input": shifted[:-1]}, out=shifted[1:])
         assert same_bits([fresh, result])
+        right = cross_entropy_oracles.expected(**arguments)
         for other in DTYPES.values():
             out = np.full(shape, 7, other).T.copy().T
             result = cpu_engine.call("cross_entropy", **arguments, out=out)
             assert result.input_grad is out
-            right = cross_entropy_oracles.expected(**arguments)
             assert_right(result, right, min(str(other), dtype, key=lambda name: np.dtype(DTYPES[name]).itemsize))
 
 
@@ -246,7 +248,7 @@ def test_a_result_of_another_dtype_is_rounded_once_along_any_axis(dtype, out_dty
 
 @pytest.mark.parametrize("gap", [0.5, 3.0, 10.0, 20.0, 27.5])
 @pytest.mark.parametrize(("shape", "dim"), [((5, 17), -1), ((3, 4096), -1), ((2, 9, 70), 1), ((2, 40_000), -1)])
-def test_near_certain_targets(gap, shape, dim, dtype, cpu_engine):
+def test_near_certain_targets(gap, shape, dim, dtype, cpu_engines):
     """Loss, entropy and the gradient at the target keep a relative error of 1e-4 down to 1 - p = 1e-12."""
     random = generator("certain", gap, shape, dtype)
     vocabulary = shape[dim]
@@ -262,12 +264,15 @@ def test_near_certain_targets(gap, shape, dim, dtype, cpu_engine):
         "outputs": ("log_prob", "entropy"),
     }
     right = cross_entropy_oracles.expected(**arguments)
-    out = np.empty(shape, np.float64)
-    result = cpu_engine.call("cross_entropy", **arguments, out=out)
-    at_target = [np.take_along_axis(each, np.expand_dims(target, dim), dim) for each in (out, right["input_grad"])]
-    np.testing.assert_allclose(at_target[0], at_target[1].astype(np.float64), rtol=1e-4)
-    for name in ("loss", "log_prob", "entropy"):
-        np.testing.assert_allclose(getattr(result, name), right[name].astype(np.float64), rtol=1e-4, err_msg=name)
+    of_target = np.take_along_axis(right["input_grad"], np.expand_dims(target, dim), dim).astype(np.float64)
+    for engine in cpu_engines():
+        out = np.empty(shape, np.float64)
+        result = engine.call("cross_entropy", **arguments, out=out)
+        at_target = np.take_along_axis(out, np.expand_dims(target, dim), dim)
+        np.testing.assert_allclose(at_target, of_target, rtol=1e-4, err_msg=engine.name)
+        for name in ("loss", "log_prob", "entropy"):
+            text = f"{engine.name} {name}"
+            np.testing.assert_allclose(getattr(result, name), right[name].astype(np.float64), rtol=1e-4, err_msg=text)
 
 
 def test_finite_differences(cpu_engine):
