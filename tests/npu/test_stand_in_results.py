@@ -126,7 +126,9 @@ def test_every_half_precision_value_survives(acl) -> None:
     """The log-softmax gradient of a single element with probability 0 is the element itself."""
     for dtype in (np.float16, BF16):
         values = np.arange(1 << 16, dtype=np.uint16).view(dtype)[:, None]
-        values = values[np.isfinite(values.astype(np.float32))][:, None]
+        with np.errstate(invalid="ignore"):  # on aarch64 NumPy warns of casts of signalling NaNs
+            finite = np.isfinite(values.astype(np.float32))
+        values = values[finite][:, None]
         never = np.full_like(values, -np.inf)
         result = acl.compute("LogSoftmaxBackward", values, never, -1, values)[-1]
         np.testing.assert_array_equal(result.view(np.uint16), values.view(np.uint16))
