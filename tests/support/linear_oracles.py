@@ -12,7 +12,7 @@ import loss_oracle
 import ml_dtypes
 import numpy as np
 from linear_samples import GRADIENT, LOGIT_OPTIONS, LOSS, STATISTICS, TOP_K, WHOLE, LinearProblem
-from oracles import Expected, Precision, half_ulp, matrix_product, precision_of, rounded_once, widen
+from oracles import Expected, Precision, half_ulp, precision_of, rounded_once, widen
 from samples import BFLOAT16
 
 from ascend_grad import bounds
@@ -57,14 +57,14 @@ def product(s: Sizes, a: np.ndarray, a_error: np.ndarray, b: np.ndarray) -> Expe
     bound += float(s.p.normal) * (a.shape[1] + np.abs(a).sum(1, keepdims=True) + np.abs(b).sum(0, keepdims=True))
     # A product of NaN or infinity with 0 has no bound.
     bound = np.where((magnitude < s.p.largest / 4) & ~np.isnan(bound), bound, np.inf)
-    return Expected(matrix_product(a, b), bound)
+    return Expected(loss_oracle.matrix_product(a, b), bound)
 
 
 def logits_of(s: Sizes, x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the logits, and the bound on their error."""
     magnitude = np.abs(x).astype(np.float64) @ np.abs(w).T.astype(np.float64)
     bound = s.eps * magnitude + float(s.p.normal) * (1 + x.shape[1])
-    logits = matrix_product(x, w.T)
+    logits = loss_oracle.matrix_product(x, w.T)
     if s.device_dtype is not None:
         bound = bound + half_ulp(np.abs(logits) + bound, s.device_dtype)
         bound = np.where(np.abs(logits) + bound < float(ml_dtypes.finfo(s.device_dtype).max) / 2, bound, np.inf)

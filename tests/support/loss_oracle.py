@@ -9,7 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from oracles import matrix_product
+
+
+def matrix_product(a: NDArray, b: NDArray) -> NDArray:
+    """Return a @ b. NumPy multiplies longdouble matrices several times faster where summed elements are adjacent."""
+    return np.inner(a, np.ascontiguousarray(b.T))
 
 
 class Right(NamedTuple):

@@ -44,11 +44,6 @@ def expected(operator: str, arrays, *, dim: int = -1, scale: float | None = None
     return Expected(*(np.moveaxis(a, -1, dim).reshape(first.shape) for a in result))
 
 
-def matrix_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return a @ b. NumPy multiplies longdouble matrices several times faster where summed elements are adjacent."""
-    return np.inner(a, np.ascontiguousarray(b.T))
-
-
 def rounded(values: np.ndarray, dtype) -> np.ndarray:
     """Round values of float32 or float64 to nearest even, by integers alone if NumPy would round twice."""
     if dtype != ml_dtypes.bfloat16 or values.dtype != np.float64:
