@@ -69,49 +69,88 @@ static void K(merge_moments)(const ag_linear_block *b, ptrdiff_t i, acc_t larges
     row->moment = moment, row->deficit = deficit;
 }
 
-/* Merge the maxima and sums of a block's panels into the running ones of rows [row, row_end). */
+/* Widen a vector of accumulators to one or two vectors of doubles. */
+AG_INLINE void K(widen)(V v, f64v wide[])
+{
+#if AG_IS_F64
+    wide[0] = v;
+#else
+    v_f32_widen(v, &wide[0], &wide[1]);
+#endif
+}
+
+/* Merge the maxima and sums of a block's panels into the running ones of rows [row, row_end), a vector of rows at a time. */
 static void K(merge_max_sum)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t row_end)
 {
-    const ptrdiff_t rows = K(padded_rows)(b), panels = (b->vocab.size + NR - 1) / NR;
-    for (ptrdiff_t i = row; i < row_end; i++) {
+    enum { DOUBLES = AG_LANES / 2, WIDE = VL / DOUBLES }; /* vectors of doubles */
+    const ptrdiff_t rows = K(padded_rows)(b);
+    const int panels = (int)((b->vocab.size + NR - 1) / NR);
+    const V zero = {0};
+    for (ptrdiff_t i = row; i < row_end; i += VL) {
+        const ptrdiff_t count = row_end - i < VL ? row_end - i : VL;
+        const int64_t *numbers = b->chunk.row_numbers + i;
         const acc_t *max = (const acc_t *)b->packed.panel_max + i, *sum = (const acc_t *)b->packed.panel_sum + i;
-        acc_t *running_max = (acc_t *)b->statistics.max + b->chunk.row_numbers[i];
-        ag_sum *running_sum = b->statistics.sum + b->chunk.row_numbers[i], total = {0, 0};
-        acc_t largest = *running_max;
-        ptrdiff_t holder = -1; /* the first panel with the maximum; -1 for the earlier ones */
-        double rest = 0;       /* the sum without the holder */
-        for (ptrdiff_t p = 0; p < panels; p++) {
+        acc_t *running_max = b->statistics.max;
+        acc_t before[VL] = {0}, factor_before[VL];
+        double total[VL] = {0}, compensation[VL] = {0}, rest[VL] = {0}; /* rest: the sum without the holder */
+        for (ptrdiff_t l = 0; l < count; l++) before[l] = running_max[numbers[l]];
+        V largest = V_(load)(before);
+        LANES holder = (LANES){0} - 1; /* the first panel with the maximum; -1 for the earlier ones */
+        for (int p = 0; p < panels; p++) {
             /* A maximum that is NaN stays NaN. */
-            const acc_t x = max[p * rows];
-            if (!(largest != largest || x <= largest)) largest = x, holder = p;
+            const V x = K(load_some)(max + p * rows, count);
+            const LANES is_new = ~((largest != largest) | (x <= largest)), number = (LANES){0} + p;
+            largest = V_(select)(is_new, x, largest);
+            holder = (is_new & number) | (~is_new & holder);
         }
-        const acc_t shift = largest == (acc_t)-INFINITY ? 0 : largest;
-        for (ptrdiff_t p = -1; p < panels; p += VL) {
-            /* Index -1 stands for the running maximum and sum. */
-            acc_t of_max[VL], of_sum[VL];
-            for (ptrdiff_t k = 0; k < VL; k++) {
-                const int is_running = p + k < 0, is_there = p + k < panels;
-                of_max[k] = is_running ? *running_max : is_there ? max[(p + k) * rows] : (acc_t)-INFINITY;
-                of_sum[k] = is_running || !is_there ? 0 : sum[(p + k) * rows];
+        const V shift = V_(select)(largest == V_(set1)((acc_t)-INFINITY), zero, largest);
+        V_(store)(factor_before, V_(exp)(V_(load)(before) - shift));
+        for (ptrdiff_t l = 0; l < count; l++) {
+            ag_sum earlier = {0, 0};
+            const double term = ag_sum_total(b->statistics.sum[numbers[l]]) * (double)factor_before[l];
+            ag_sum_add(&earlier, term);
+            total[l] = earlier.sum, compensation[l] = earlier.compensation, rest[l] = holder[l] < 0 ? 0 : term;
+        }
+        for (int p = 0; p < panels; p++) {
+            const V factor = V_(exp)(K(load_some)(max + p * rows, count) - shift), of_panel = K(load_some)(sum + p * rows, count);
+            f64v x[WIDE], y[WIDE];
+            K(widen)(factor, x);
+            K(widen)(of_panel, y);
+            for (int h = 0; h < WIDE; h++) {
+                f64v sums = v_f64_load(total + h * DOUBLES), low = v_f64_load(compensation + h * DOUBLES);
+                v_f64_add_compensated(&sums, &low, y[h] * x[h]);
+                v_f64_store(total + h * DOUBLES, sums), v_f64_store(compensation + h * DOUBLES, low);
             }
-            V_(store)(of_max, V_(exp)(V_(load)(of_max) - V_(set1)(shift)));
-            for (ptrdiff_t k = 0; k < VL; k++) {
-                const double factor = of_max[k];
-                const double term = p + k < 0 ? ag_sum_total(*running_sum) * factor : (double)of_sum[k] * factor;
-                ag_sum_add(&total, term);
-                rest += p + k == holder ? 0 : term;
+            if (!b->statistics.rest) continue;
+            K(widen)(V_(select)(holder == p, zero, factor), x);
+            K(widen)(V_(select)(holder == p, zero, of_panel), y);
+            for (int h = 0; h < WIDE; h++) v_f64_store(rest + h * DOUBLES, v_f64_load(rest + h * DOUBLES) + y[h] * x[h]);
+        }
+        for (ptrdiff_t l = 0; l < count; l++) {
+            const int64_t number = numbers[l];
+            const ptrdiff_t place = (ptrdiff_t)holder[l] * rows + i + l;
+            if (b->statistics.with_moments) K(merge_moments)(b, i + l, largest[l]);
+            if (b->statistics.with_more && holder[l] >= 0) b->rows[number].argmax = b->packed.panel_more[place].argmax;
+            if (b->statistics.rest) {
+                double *running_rest = b->statistics.rest + number;
+                *running_rest = rest[l] + (holder[l] < 0 ? *running_rest : (double)((const acc_t *)b->packed.panel_rest)[place]);
             }
+            running_max[number] = largest[l];
+            b->statistics.sum[number] = (ag_sum){total[l], compensation[l]};
         }
-        if (b->statistics.with_moments) K(merge_moments)(b, i, largest);
-        if (b->statistics.with_more && holder >= 0) {
-            b->rows[b->chunk.row_numbers[i]].argmax = b->packed.panel_more[holder * rows + i].argmax;
+    }
+}
+
+/* Ask for the memory of sums, which a tile is added to after its product: rows [first, first + count), n columns from `column`
+ * on. */
+AG_INLINE void K(prefetch_sums)(const ag_sums *sums, const int64_t *row_numbers, ptrdiff_t first, ptrdiff_t count,
+                                ptrdiff_t column, ptrdiff_t n)
+{
+    for (ptrdiff_t r = 0; r < count; r++) {
+        const char *sum = sums->data + (row_numbers ? row_numbers[first + r] : first + r) * sums->row_stride;
+        for (ptrdiff_t c = 0; c < n; c += 64 / (ptrdiff_t)sizeof(acc_t)) {
+            __builtin_prefetch(sum + (column + c) * (ptrdiff_t)sizeof(acc_t), 1);
         }
-        if (b->statistics.rest) {
-            double *running_rest = b->statistics.rest + b->chunk.row_numbers[i];
-            *running_rest = rest + (holder < 0 ? *running_rest : (double)((const acc_t *)b->packed.panel_rest)[holder * rows + i]);
-        }
-        *running_max = largest;
-        *running_sum = total;
     }
 }
 
@@ -172,6 +211,7 @@ static void K(input_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t p
             const ptrdiff_t columns = b->hidden - h * NR < NR ? b->hidden - h * NR : NR;
             const int nv = (int)((columns + VL - 1) / VL);
             const elem_t *right = (const elem_t *)b->packed.w_columns + h * n * NR;
+            K(prefetch_sums)(&b->input_grad, b->chunk.row_numbers, t * MR, count, h * NR, columns);
             if (!(b->gradient.filter_eps > 0)) {
                 K(product_rows)(nv, a, rows * WIDTH, right, n, tile);
             } else {
@@ -215,6 +255,7 @@ static void K(weight_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t 
             const ptrdiff_t columns = b->hidden - h * NR < NR ? b->hidden - h * NR : NR;
             const int nv = (int)((columns + VL - 1) / VL);
             const elem_t *right = (const elem_t *)b->packed.x_columns + h * n * NR;
+            K(prefetch_sums)(&b->weight_grad, 0, t * MR, count, h * NR, columns);
             if (!(b->gradient.filter_eps > 0)) {
                 K(product_columns)(nv, a, right, n, tile);
             } else {

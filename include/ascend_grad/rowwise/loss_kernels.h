@@ -446,15 +446,6 @@ static void K(loss_exp)(const double *x, double *results, ptrdiff_t count)
     }
 }
 
-/* Do what ag_sum_add does for every lane. */
-AG_INLINE void K(loss_add_lanes)(f64v *sum, f64v *compensation, f64v x)
-{
-    const f64v total = *sum + x;
-    const i64v is_larger = (f64v)((i64v)*sum & INT64_MAX) >= (f64v)((i64v)x & INT64_MAX); /* absolute values */
-    *compensation += v_f64_select(is_larger, (*sum - total) + x, (x - total) + *sum);
-    *sum = total;
-}
-
 /* Add n numbers to AG_SUM_LANES sums, number i to sum i % AG_SUM_LANES: chains that do not wait for each other. */
 static void K(loss_add_numbers)(ag_sum *sums, const double *x, ptrdiff_t n)
 {
@@ -468,7 +459,7 @@ static void K(loss_add_numbers)(ag_sum *sums, const double *x, ptrdiff_t n)
     for (; i + AG_SUM_LANES <= n; i += AG_SUM_LANES) {
         AG_UNROLL(4)
         for (int v = 0; v < VECTORS; v++) {
-            K(loss_add_lanes)(&sum[v], &compensation[v], v_f64_load(x + i + v * (AG_LANES / 2)));
+            v_f64_add_compensated(&sum[v], &compensation[v], v_f64_load(x + i + v * (AG_LANES / 2)));
         }
     }
     for (int j = 0; j < AG_SUM_LANES; j++) {

@@ -238,6 +238,15 @@ AG_INLINE double v_f64_reduce_sum(f64v v)
 #endif
 }
 
+/* Do what ag_sum_add of sums.h does for every lane. */
+AG_INLINE void v_f64_add_compensated(f64v *sum, f64v *compensation, f64v x)
+{
+    const f64v total = *sum + x;
+    const i64v is_larger = (f64v)((i64v)*sum & INT64_MAX) >= (f64v)((i64v)x & INT64_MAX); /* absolute values */
+    *compensation += v_f64_select(is_larger, (*sum - total) + x, (x - total) + *sum);
+    *sum = total;
+}
+
 AG_INLINE float v_f32_reduce_max(f32v v)
 {
 #if AG_IS_AVX512
