@@ -138,7 +138,7 @@ def _add_operator(subparsers, operator: Operator) -> None:
     results = _result_options(operator)
     for name, option in results.items():
         flags = ("-o", option) if len(results) == 1 else (option,)
-        text = f"the result {name}"
+        text = "the result" if name == "result" else f"the result {name}"
         if len(results) > 1:
             text += "; required if it has more than one number for each row"
         parser.add_argument(*flags, required=len(results) == 1, metavar="FILE.npy", help=text)

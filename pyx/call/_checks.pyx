@@ -193,8 +193,8 @@ cdef class MaskCovers(Check):
         cdef int axis
         for axis in range(4):
             if own[axis] != shape[axis] and (axis > 1 or own[axis] != 1):
-                expected = f"shape ({shape[0]} or 1, {shape[1]} or 1, {shape[2]}, {shape[3]})"
-                call.fail(self.names[1], expected, shape_of(mask))
+                first, second = ["1" if shape[i] == 1 else f"{shape[i]} or 1" for i in range(2)]
+                call.fail(self.names[1], f"shape ({first}, {second}, {shape[2]}, {shape[3]})", shape_of(mask))
         return 0
 
 

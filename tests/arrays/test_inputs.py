@@ -383,6 +383,13 @@ def test_masks_are_of_bools(operator, maker):
     assert "mask: expected dtype bool, got uint8" in str(error)
 
 
+@pytest.mark.parametrize(("shape", "text"), [((2, 1, 4, 6), "(2 or 1, 1, 4, 6)"), ((1, 3, 4, 6), "(1, 3 or 1, 4, 6)")])
+def test_the_shapes_of_a_mask_are_told(shape, text):
+    error = outcome(ag.scaled_masked_softmax, np.zeros(shape), np.zeros((4, 4, 4, 6), bool))
+    assert type(error) is INVALID
+    assert f"mask: expected shape {text}, got (4, 4, 4, 6)" in str(error)
+
+
 @pytest.mark.parametrize("dim", [0, -1])
 def test_log_softmax_asks_for_the_rank_first(dim, dtype, maker):
     """Only log_softmax checks dim before the dtype. Its results for other libraries' arrays equal NumPy's."""
