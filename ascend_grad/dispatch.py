@@ -95,5 +95,5 @@ class use_backend(ContextChoice):
     _variable = chosen
 
     def __init__(self, name: str):
-        self.name = checked_backend(name)
+        self.name = checked_backend(name, "use_backend", "name")
         super().__init__(self.name)

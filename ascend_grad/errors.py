@@ -60,7 +60,7 @@ class AscendGradError(Exception):
     code : int or None
         Status code of the Ascend operator library for this failure, or None.
     operator : str or None
-        Public name of the operator that was called.
+        Name of the public function that was called, mostly an operator.
     call : str
         The function of the device's libraries that failed, "" if no such function failed.
     runtime_message : str

@@ -26,10 +26,15 @@ def _signature(op_name: str) -> inspect.Signature:
     return inspect.signature(getattr(ops, op_name))
 
 
+def _check_name(op_name: object, function: str) -> None:
+    """Refuse what is not the name of a public operator. `function` is the public function that got it."""
+    if not isinstance(op_name, str) or op_name not in contract.OPERATORS:
+        message = f"op_name: expected one of {', '.join(contract.OPERATORS)}, got {shown(op_name)}"
+        raise ParamInvalidError(message, operator=function)
+
+
 def _arguments(op_name: str, args: tuple, kwargs: dict) -> dict[str, Any]:
     """Return all arguments of a call of a public operator by name."""
-    if not isinstance(op_name, str) or op_name not in contract.OPERATORS:
-        raise ParamInvalidError(f"op_name: expected one of {', '.join(contract.OPERATORS)}, got {shown(op_name)}")
     try:
         bound = _signature(op_name).bind(*args, **kwargs)
     except TypeError as error:
@@ -81,6 +86,7 @@ def explain(op_name: str, *args: Any, **kwargs: Any) -> Explanation:
     >>> ag.explain("softmax", [1.0, 2.0], backend="cpu").plan
     'rows in place'
     """
+    _check_name(op_name, "explain")
     return bound_call(op_name, args, kwargs)[-1]
 
 
@@ -120,6 +126,7 @@ def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
     >>> ag.workspace_size("softmax_backward", x, x, num_threads=1) < 2**20
     True
     """
+    _check_name(op_name, "workspace_size")
     arguments = _arguments(op_name, args, kwargs)
     least = arguments.get("workspace_bytes")
     if type(least) is int and least == 0:
@@ -183,7 +190,7 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
     ['backends', 'cpu', 'environment', 'openmp', 'threads', 'version']
     """
     if not isinstance(mode, str) or mode not in ("stdout", "dict"):
-        raise ParamInvalidError(f"mode: expected 'stdout' or 'dict', got {shown(mode)}")
+        raise ParamInvalidError(f"mode: expected 'stdout' or 'dict', got {shown(mode)}", operator="show_config")
     result = {
         "version": {
             "ascend_grad": __version__,

@@ -29,7 +29,7 @@ def set_num_threads(num_threads: int | None) -> None:
     2
     >>> ag.set_num_threads(None)
     """
-    _threads.set_limit(arguments.thread_count(num_threads) or FROM_ENVIRONMENT or 0)
+    _threads.set_limit(arguments.thread_count(num_threads, "set_num_threads") or FROM_ENVIRONMENT or 0)
 
 
 def get_num_threads() -> int:

@@ -85,14 +85,14 @@ cdef inline bint calls_are_logged() except -1:
     return logger.isEnabledFor(_DEBUG) if answer is NULL else <object>answer
 
 
-cpdef object checked_backend(object name, str operator=None):
+cpdef object checked_backend(object name, str operator=None, str argument="backend"):
     """Check the name of a backend, or ``"auto"``, and return it."""
     if isinstance(name, str):
         for known in _choices:
             if name == known:
                 return known  # a plain str, as the name may be of a subclass
     expected = f"one of {', '.join(CHOICES)}"
-    raise ParamInvalidError(f"backend: expected {expected}, got {arguments.shown(name)}", operator=operator)
+    raise ParamInvalidError(f"{argument}: expected {expected}, got {arguments.shown(name)}", operator=operator)
 
 
 cpdef tuple requested(object backend, Operator operator=None):
