@@ -81,10 +81,11 @@ cdef int usable_cores() noexcept nogil:
 
 cpdef int default_threads() noexcept nogil:
     """Return the number of threads of a large call by default. OpenMP's number may change between calls."""
+    cdef int limit = _limit  # read once, as another thread may set it meanwhile
     if _is_forked_child:
         return 1
-    if _limit > 0:
-        return _limit
+    if limit > 0:
+        return limit
     return max(1, min(_openmp.max_threads(), usable_cores()))
 
 

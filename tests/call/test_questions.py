@@ -19,7 +19,7 @@ def test_questions_take_arguments_as_calls_do():
         with pytest.raises(TypeError, match=r"^softmax: got an unexpected keyword argument"):
             question("softmax", X, axis=0)
         for name in ("softmin", None, ["softmax"]):
-            with pytest.raises(ag.ParamInvalidError, match=f"^{question.__name__}: op_name: expected one of softmax_backward, "):
+            with pytest.raises(ag.ParamInvalidError, match=f"^{question.__name__}: op_name: expected one of "):
                 question(name, X)
 
 
@@ -107,7 +107,7 @@ def test_show_config(capsys):
     assert ag.show_config() is None
     printed = capsys.readouterr().out
     assert all(text in printed for text in (ag.__version__, _cpu.variant(), config["openmp"], "npu"))
-    with pytest.raises(ag.ParamInvalidError, match="^show_config: mode: expected 'stdout' or 'dict', got str 'yaml'"):
+    with pytest.raises(ag.ParamInvalidError, match=r"^show_config: mode: expected 'stdout' or 'dict', got str 'yaml'"):
         ag.show_config(mode="yaml")
 
 

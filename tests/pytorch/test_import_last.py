@@ -1,7 +1,7 @@
 """Test that the extension modules load in a process that has already loaded many libraries.
 
-`_tasks` and OpenMP's library have variables in static thread-local storage. The loader reserves a small part of this
-storage for libraries that are loaded later, and refuses a library for which too little is left.
+OpenMP's library has variables in static thread-local storage. The loader reserves a small part of this storage for
+libraries that are loaded later, and refuses a library for which too little is left.
 """
 
 
