@@ -69,7 +69,8 @@ class use_backend(ContextChoice):
     Parameters
     ----------
     name : {"auto", "cpu", "npu", "reference"}
-        The backend; ``"auto"`` overrides the environment's choice, too.
+        The backend; ``"auto"`` overrides the environment's choice, too. A backend that this machine lacks is refused by
+        the calls that follow.
 
     Raises
     ------

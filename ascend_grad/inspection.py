@@ -101,7 +101,8 @@ def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
     op_name : str
         Name of a public operator.
     *args, **kwargs
-        The arguments of the call. ``workspace_bytes=0`` asks for the least `workspace_bytes` of such calls.
+        The arguments of the call. ``workspace_bytes=0`` asks for the least `workspace_bytes` of such calls, which small
+        calls do not use up.
 
     Returns
     -------
