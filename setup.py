@@ -66,8 +66,8 @@ KERNELS = [
     Kernels("ascend_grad._linear_plan", "pyx/linear/linear_kernels.c", ["-O2"]),
 ]
 
-# The kernels with 4 lanes serve x86-64 CPUs without AVX2, which servers have had since 2013. GCC 12 compiles them with
-# -O1 in half of the time. They have the same bits and 0.96 of the speed.
+# On x86-64 the kernels with 4 lanes serve CPUs without AVX2, which servers have had since 2013. With -O1, GCC 12
+# compiles these kernels in half of the time. They then have the same bits and 0.96 of the speed.
 BASELINE_ARGS = ["-O1"]
 
 # Float32 lanes of a vector. Each family is compiled once for each number, so that cores share the work. The object file
