@@ -97,7 +97,7 @@ def integer(value: object, name: str, operator: str | None = None, expected: str
         raise ParamTypeError(f"{name}: expected {expected}, got {shown(value)}", operator=operator) from error
 
 
-def real_number(value: object, name: str, operator: str) -> float:
+def real_number(value: object, name: str, operator: str, expected: str = "a real number") -> float:
     """Return an argument as one real number. NaN and infinities are accepted, bools are refused."""
     if type(value) is float:  # among them a number that torch traces as a symbol, which lacks attributes
         return value
@@ -109,7 +109,7 @@ def real_number(value: object, name: str, operator: str) -> float:
         or getattr(scalar, "requires_grad", False)  # autograd would not record the conversion
         or not (hasattr(type(scalar), "__float__") or hasattr(type(scalar), "__index__"))
     ):
-        raise ParamTypeError(f"{name}: expected a real number, got {shown(value)}", operator=operator)
+        raise ParamTypeError(f"{name}: expected {expected}, got {shown(value)}", operator=operator)
     try:
         refuse_lazy(scalar)
         return float(scalar)  # type: ignore[arg-type]
@@ -117,9 +117,7 @@ def real_number(value: object, name: str, operator: str) -> float:
         message = f"{name}: expected a number that float64 can hold, got a larger one"
         raise ParamInvalidError(message, operator=operator) from None
     except Exception as error:  # an object's own conversion may raise anything
-        raise ParamTypeError(
-            f"{name}: expected a real number, got {shown(value)}: {error}", operator=operator
-        ) from error
+        raise ParamTypeError(f"{name}: expected {expected}, got {shown(value)}: {error}", operator=operator) from error
 
 
 def truth_value(value: object, name: str, operator: str | None = None, expected: str = "True or False") -> bool:

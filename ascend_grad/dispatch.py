@@ -75,7 +75,7 @@ class use_backend(ContextChoice):
     Raises
     ------
     ParamInvalidError
-        161002, if there is no backend of that name.
+        161002, if there is no backend of that name (not a str: its subclass `ParamTypeError`).
     RuntimeError
         A block ends that was not entered in this context.
 

@@ -97,10 +97,14 @@ cdef class RealNumber(Check):
     """Check that the argument is one real number. NaN and infinities are allowed, truth values are not."""
 
     cdef int run(self, Call call) except -1:
+        return self.run_expecting(call, "a real number")
+
+    cdef int run_expecting(self, Call call, str expected) except -1:
+        """Run the check. `expected` describes in the error what the argument should be."""
         value = call.values[self.slots[0]]
         if type(value) is not float:
             call.ran_others = True
-            call.values[self.slots[0]] = arguments.real_number(value, self.names[0], call.operator.name)
+            call.values[self.slots[0]] = arguments.real_number(value, self.names[0], call.operator.name, expected)
         return 0
 
 
@@ -532,6 +536,11 @@ cdef str known_reduction(Call call, object reduction):
     call.fail("reduction", "'mean', 'sum' or 'none'", arguments.shown(reduction))
 
 
+cdef str one_number(str reduction):
+    """Describe a ``grad_loss`` that is one number. Other than with reduction "none", a vector is refused."""
+    return "a real number" if reduction == "none" else f"a real number, as reduction is {reduction!r}"
+
+
 cdef class ReductionAndItsGradient(Check):
     """Check that ``reduction`` is known, and that ``grad_loss`` fits: a number, or a vector of BT without a reduction.
 
@@ -564,7 +573,7 @@ cdef class ReductionAndItsGradient(Check):
         if is_on_device(grad_loss) and cnp.PyArray_NDIM(call.array(self.slots[1])) == 0:
             return self.floating.run(call)  # one number on a device, which is not read, as that would wait
         if is_on_device(grad_loss) and reduction != "none":  # converting it to a number would wait
-            call.fail("grad_loss", "one number", f"shape {shape_of(call.array(self.slots[1]))}")
+            call.fail("grad_loss", one_number(reduction), f"shape {shape_of(call.array(self.slots[1]))}")
         if (
             reduction == "none" and not isinstance(grad_loss, (str, bytes))
             and cnp.PyArray_NDIM(call.array(self.slots[1]))
@@ -572,7 +581,7 @@ cdef class ReductionAndItsGradient(Check):
             self.floating.run(call)
             return self.one_for_each_row.run(call)
         call.values[self.slots[1]] = grad_loss  # restored, as messages show the argument that was passed
-        return self.number.run(call)
+        return self.number.run_expecting(call, one_number(reduction))
 
 
 # ---- checks of the options of losses ---------------------------------------------------------------------------------
@@ -883,7 +892,7 @@ cdef class ReductionOfRows(NumberOrArrayOfRows):
         if call.values[self.slots[0]] is None:
             call.values[self.slots[0]] = 1.0
         if reduction != "none":
-            return self.number.run(call)
+            return self.number.run_expecting(call, one_number(reduction))
         return NumberOrArrayOfRows.run(self, call)
 
 

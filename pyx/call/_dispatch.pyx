@@ -15,7 +15,7 @@ from ascend_grad._kernels cimport ag_fpenv, ag_fpenv_enter, ag_fpenv_leave
 
 from . import arguments
 from .backends import CHOICES, DEVICES, FROM_ENVIRONMENT, REGISTRY
-from .errors import BackendUnavailableError, MissingKernelError, ParamInvalidError, ProcessEndingError
+from .errors import BackendUnavailableError, MissingKernelError, ParamInvalidError, ParamTypeError, ProcessEndingError
 
 #: The choice of `use_backend` in this context: None, or an object whose ``value`` is the name of a backend or None. If
 #: either is None, the environment decides, or else the automatic choice.
@@ -87,12 +87,13 @@ cdef inline bint calls_are_logged() except -1:
 
 cpdef object checked_backend(object name, str operator=None, str argument="backend"):
     """Check the name of a backend, or ``"auto"``, and return it."""
-    if isinstance(name, str):
+    is_str = isinstance(name, str)
+    if is_str:
         for known in _choices:
             if name == known:
                 return known  # a plain str, as the name may be of a subclass
-    expected = f"one of {', '.join(CHOICES)}"
-    raise ParamInvalidError(f"{argument}: expected {expected}, got {arguments.shown(name)}", operator=operator)
+    message = f"{argument}: expected one of {', '.join(CHOICES)}, got {arguments.shown(name)}"
+    raise (ParamInvalidError if is_str else ParamTypeError)(message, operator=operator)
 
 
 cpdef tuple requested(object backend, Operator operator=None):

@@ -223,10 +223,11 @@ def test_choices_leave_nothing_behind():
 
 
 @pytest.mark.parametrize("name", ["gpu", "", None, 3, ["cpu"]], ids=repr)
-def test_use_backend_refuses_other_names(name):
+def test_use_backend_refuses_other_names_and_types(name):
     message = r"^use_backend: name: expected one of auto, cpu, npu, reference, got "
-    with pytest.raises(ag.ParamInvalidError, match=message):
+    with pytest.raises(ag.ParamInvalidError, match=message) as info:
         ag.use_backend(name)
+    assert type(info.value) is (ag.ParamInvalidError if isinstance(name, str) else ag.ParamTypeError)
 
 
 def test_logging_follows_the_levels(caplog):

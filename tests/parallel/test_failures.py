@@ -64,7 +64,7 @@ BAD = [
     ({"vocab_start_index": -1}, ag.ParamInvalidError, "vocab_start_index: expected None or an int in"),
     ({"vocab_start_index": "0"}, ag.ParamTypeError, "vocab_start_index: expected None or an int, got str '0'"),
     ({"vocab_size": 2.0}, ag.ParamTypeError, "vocab_size: expected None or an int, got float 2.0"),
-    ({"grad_loss": [1.0, 2.0]}, ag.ParamTypeError, "grad_loss: expected a real number"),
+    ({"grad_loss": [1.0, 2.0]}, ag.ParamTypeError, "grad_loss: expected a real number, as reduction is 'mean'"),
     ({"backend": "gpu"}, ag.ParamInvalidError, "backend: expected one of"),
     ({"num_threads": 0}, ag.ParamInvalidError, "num_threads: expected None or an int in"),
 ]

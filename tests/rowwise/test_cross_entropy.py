@@ -650,6 +650,7 @@ def test_faults_of_two_arguments():
         (sparse | {"outputs": ("log_prob",)}, "no output of a single target, as target_prob is given"),
         (sparse | {"target_prob": np.ones((2, 2), np.float32)}, "target_prob: expected shape"),
         (GOOD | {"return_grad": False, "out": np.ones((2, 3))}, "out: expected None"),
+        (GOOD | {"grad_loss": np.ones(2)}, "grad_loss: expected a real number, as reduction is 'mean', got "),
     ):
         with pytest.raises(ag.ParamInvalidError, match=text):
             ag.cross_entropy(**arguments)

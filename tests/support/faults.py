@@ -189,13 +189,13 @@ def faults_of_settings() -> list[Fault]:
         )
     ]
     faults += [
-        Fault("settings", "backend", label, constant(value), INVALID, "backend")
-        for label, value in (
-            ("unknown", "gpu"),
-            ("empty", ""),
-            ("capitals", "CPU"),
-            ("number", 3),
-            ("array", np.array(["cpu", "auto"])),
+        Fault("settings", "backend", label, constant(value), kind, "backend")
+        for label, value, kind in (
+            ("unknown", "gpu", INVALID),
+            ("empty", "", INVALID),
+            ("capitals", "CPU", INVALID),
+            ("number", 3, TYPE),
+            ("array", np.array(["cpu", "auto"]), TYPE),
         )
     ]
     return faults
