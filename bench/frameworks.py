@@ -38,14 +38,18 @@ def module(name: str) -> Any | None:
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Let this library and PyTorch use `count` threads. JAX uses all cores, and NumPy's formula one."""
-    torch = module("torch")
+    """Let this library, PyTorch and (with threadpoolctl) NumPy's BLAS use `count` threads. JAX uses all cores.
+
+    NumPy's other functions use one thread.
+    """
+    torch, pools = module("torch"), module("threadpoolctl")
     before = torch.get_num_threads() if torch else None
     ag.set_num_threads(count)
     if torch:
         torch.set_num_threads(count)
     try:
-        yield
+        with pools.threadpool_limits(count, "blas") if pools else contextlib.nullcontext():
+            yield
     finally:
         ag.set_num_threads(None)
         if torch:

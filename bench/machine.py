@@ -8,6 +8,8 @@ import platform
 import time
 from pathlib import Path
 
+import numpy as np
+
 import ascend_grad as ag
 
 LIBRARIES = ("numpy", "ml_dtypes", "scipy", "torch", "jax")
@@ -25,6 +27,7 @@ def describe() -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}",
         "huge pages": _huge_pages(),
         "compiler": config["version"]["compiler"],
+        "BLAS": _blas(),
         "ascend_grad": ag.__version__,
         "Python": platform.python_version(),
     } | {name: version for name in LIBRARIES if (version := _version(name))}
@@ -65,6 +68,18 @@ def _huge_pages() -> str:
     """Return the kernel's setting for transparent huge pages, which its file shows in brackets."""
     text = _read("/sys/kernel/mm/transparent_hugepage/enabled")
     return text.partition("[")[2].partition("]")[0] or "unknown"
+
+
+def _blas() -> str:
+    """Return name, version and kernels of the BLAS libraries in this process; kernels only with threadpoolctl."""
+    try:
+        import threadpoolctl
+    except ImportError:
+        blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+        return f"{blas['name']} {blas['version']}"
+    found = [pool for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
+    names = {f"{pool['internal_api']} {pool['version']} {pool.get('architecture', '')}".rstrip() for pool in found}
+    return " and ".join(sorted(names)) or "unknown"
 
 
 def _version(distribution: str) -> str | None:

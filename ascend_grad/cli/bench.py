@@ -93,7 +93,7 @@ def add_parser(subparsers) -> None:
         metavar="TEXT",
         help="only cases whose name contains this text; repeated: all of them",
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of this library and of PyTorch")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of this library, PyTorch and NumPy's BLAS")
     parser.add_argument("--linear", action="store_true", help="the linear operators in place of the row-wise ones")
     parser.add_argument("--torch", action="store_true", help="calls on PyTorch's tensors, with and without gradients")
     parser.add_argument("--losses", action="store_true", help="losses of logits and of linear layers, with options")

@@ -13,6 +13,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+import threadpoolctl
 from processes import start
 from samples import DTYPES, OPERATORS
 
@@ -185,6 +186,18 @@ def test_settings_are_restored(hasty):
     assert gc.isenabled()
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_threads_of_blas_are_limited_and_restored(count):
+    def threads_of_blas() -> set[int]:
+        return {pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"}
+
+    with threadpoolctl.threadpool_limits(2, "blas"):
+        assert threads_of_blas() == {2}
+        with frameworks.threads(count):
+            assert threads_of_blas() == {count}
+        assert threads_of_blas() == {2}
+
+
 def test_what_others_take_is_measured(hasty, monkeypatch):
     clock = iter([0, 1000])
     monkeypatch.setattr(measure, "seconds_of_others", lambda: next(clock))
@@ -321,7 +334,7 @@ def test_time_of_others_does_not_grow_by_our_own_work():
 
 def test_the_machine_is_described_without_naming_it():
     description = machine.describe()
-    assert {"CPU", "cores", "variant", "numpy"} <= set(description)
+    assert {"CPU", "cores", "variant", "BLAS", "numpy"} <= set(description)
     assert os.uname().nodename not in " ".join(description.values()).split()
 
 
