@@ -84,10 +84,23 @@ def converted_by_numpy(value: object, name: str, operator: str | None = None) ->
     return np.asarray(array)
 
 
+def _is_one_number(value: object) -> bool:
+    """Return False for arrays with axes, truth values, complex numbers and text, of any library.
+
+    They may have conversions that would take an array of one element, or truth values as 0 and 1.
+    """
+    if isinstance(value, (bool, str, bytes)) or arrays.has_own_arithmetic(type(value)):
+        return False
+    dtype = str(getattr(value, "dtype", ""))
+    return getattr(value, "ndim", 0) == 0 and "bool" not in dtype and "complex" not in dtype
+
+
 def integer(value: object, name: str, operator: str | None = None, expected: str = "an int") -> int:
     """Return an argument as an int. Bools are refused, although Python's bool is an int."""
+    if type(value) is int:  # among them a number that torch traces as a symbol, which lacks attributes
+        return value
     try:
-        if isinstance(value, (bool, np.bool_)) or arrays.has_own_arithmetic(type(value)):
+        if not _is_one_number(value):
             raise TypeError("not an integer")
         refuse_lazy(value)
         return _operator.index(value)  # type: ignore[arg-type]
@@ -101,14 +114,18 @@ def real_number(value: object, name: str, operator: str, expected: str = "a real
     """Return an argument as one real number. NaN and infinities are accepted, bools are refused."""
     if type(value) is float:  # among them a number that torch traces as a symbol, which lacks attributes
         return value
-    scalar = value[()] if isinstance(value, np.ndarray) else value
-    # NumPy's scalars and arrays would also convert text, and complex numbers without their imaginary part.
-    if (
-        isinstance(scalar, (np.ndarray, str, bytes, bool, np.bool_, np.complexfloating))
-        or arrays.has_own_arithmetic(type(value))
-        or getattr(scalar, "requires_grad", False)  # autograd would not record the conversion
-        or not (hasattr(type(scalar), "__float__") or hasattr(type(scalar), "__index__"))
-    ):
+    scalar: object = None
+    try:
+        scalar = value[()] if isinstance(value, np.ndarray) else value
+        is_number = (
+            _is_one_number(value)
+            and _is_one_number(scalar)  # an element of an array of objects, or text
+            and not getattr(scalar, "requires_grad", False)  # autograd would not record the conversion
+            and (hasattr(type(scalar), "__float__") or hasattr(type(scalar), "__index__"))
+        )
+    except Exception:  # an object's own attributes may raise anything
+        is_number = False
+    if not is_number:
         raise ParamTypeError(f"{name}: expected {expected}, got {shown(value)}", operator=operator)
     try:
         refuse_lazy(scalar)

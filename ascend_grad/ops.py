@@ -433,8 +433,8 @@ def cross_entropy(
     lse_square_scale : float, default 0.0
         The factor of the squared lse, which keeps logits from drifting (z-loss).
     temperature : float or array_like, default 1.0
-        What logits are divided by: a positive number, or one for each row. Unless `input` is float64, a number
-        outside of [2**-127, 2**126] counts as the nearest end.
+        What logits are divided by: a positive number, or one for each row. A number outside of [2**-127, 2**126]
+        counts as the nearest end (if `input` is float64, a number below 2**-1022 as that one).
     denominator : float, optional
         What a mean divides by, instead of the sums of weights: a positive number. Other reductions ignore it.
     grad_loss : float or array_like, optional
@@ -846,9 +846,9 @@ def linear_cross_entropy(
     lse_square_scale : float, default 0.0
         The factor of the squared :math:`\mathrm{lse}` (z-loss).
     temperature : float or array_like, shape (BT,), default 1.0
-        The divisor of the logits, above 0: one number, or one for each row, of any of the four dtypes. Unless `input`
-        is float64, a `temperature`, `softcap` or `logit_scale` beyond 2**100 counts as that number, and a `temperature`
-        or `softcap` below 2**-100 as that one.
+        The divisor of the logits, above 0: one number, or one for each row, of any of the four dtypes. A `temperature`,
+        `softcap` or `logit_scale` beyond 2**60 (2**500 if `input` is float64) counts as that number, and a
+        `temperature` or `softcap` below 2**-60 (2**-500) as that one.
     denominator : float, optional
         The divisor of a mean, above 0. The default is :math:`\sum_i r_i c_{t_i}` over the rows that are not ignored;
         :math:`\sum_i r_i` for the squared :math:`\mathrm{lse}`, and with `target_prob`. Ranks that share a batch pass
@@ -1073,9 +1073,9 @@ def linear_top_k(
     logit_scale : float, default 1.0
         The factor of the products.
     softcap : float, optional
-        The bound of the logits before `temperature` divides them, above 0. None: the logits are not bounded. Unless
-        `input` is float64, a `softcap` or `logit_scale` beyond 2**100 counts as that number, and a `softcap` below
-        2**-100 as that one.
+        The bound of the logits before `temperature` divides them, above 0. None: the logits are not bounded. A
+        `softcap` or `logit_scale` beyond 2**60 (2**500 if `input` is float64) counts as that number, and a `softcap`
+        below 2**-60 (2**-500) as that one.
     workspace_bytes
         As in `fused_linear_cross_entropy_loss_grad`.
     backend, num_threads

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from functools import cache
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -118,15 +118,13 @@ class LinearCrossEntropyGradients(NamedTuple):
 
 @cache
 def _class_with(base: type, outputs: tuple[str, ...]) -> type:
-    fields = base._fields + outputs  # type: ignore[attr-defined]
-    members: dict[str, Any] = {"__slots__": (), "__doc__": base.__doc__, "_fields": fields}
-    members |= {name: property(itemgetter(fields.index(name)), doc=getattr(base, name).__doc__) for name in outputs}
-    # Methods of named tuples know the fields of `base` alone.
-    members["__repr__"] = lambda self: f"{base.__name__}({', '.join(map('{}={!r}'.format, fields, self))})"
-    members["_asdict"] = lambda self: dict(zip(fields, self, strict=True))
-    members["_replace"] = lambda self, **new: with_outputs(base, outputs, tuple((self._asdict() | new).values()))
+    # A named tuple of all fields comes before `base`, whose methods know its own fields alone.
+    fields = namedtuple(base.__name__, base._fields + outputs)  # type: ignore[attr-defined, misc]
+    for name in outputs:
+        getattr(fields, name).__doc__ = getattr(base, name).__doc__
+    members: dict[str, Any] = {"__slots__": (), "__doc__": base.__doc__}
     members["__reduce__"] = lambda self: (with_outputs, (base, outputs, tuple(self)))
-    return type(base.__name__, (base,), members)
+    return type(base.__name__, (fields, base), members)
 
 
 def with_outputs(base: type, outputs: tuple[str, ...], values: tuple) -> Any:

@@ -166,9 +166,15 @@ def _logits(x, weight, bias, logit_scale, softcap, temperature):
     products = _wide(x) @ weight.T
     if bias is not None:
         products = products + _wide(bias)
-    temperature = temperature[:, None]
+    # Factors beyond this number count as it, and temperatures and caps below its reciprocal as that.
+    largest = 2.0**500 if x.dtype == np.float64 else 2.0**60
+    logit_scale, temperature = (
+        np.clip(logit_scale, -largest, largest),
+        np.clip(temperature, 1 / largest, largest)[:, None],
+    )
     if softcap is None:
         return logit_scale * products / temperature, np.broadcast_to(logit_scale / temperature, products.shape)
+    softcap = np.clip(softcap, 1 / largest, largest)
     value = np.tanh(logit_scale * products / softcap)
     return softcap * value / temperature, logit_scale / temperature * (1 - value**2)
 

@@ -412,6 +412,17 @@ cdef class IntegerFrom(Check):
         return 0
 
 
+cdef class VocabularyStart(Check):
+    """Check that ``vocab_start_index`` is an integer from 0 on, and that the last vocabulary entry fits int64."""
+
+    def __init__(self):
+        Check.__init__(self, "vocab_start_index")
+
+    cdef int run(self, Call call) except -1:
+        integer_between(call, self.slots[0], 0, arguments.MAX_INDEX - max(call.sizes[V] - 1, 0))
+        return 0
+
+
 cdef class CountOfEntries(Check):
     """Check that the argument is an integer from 1 to `most`, and at most the size of the vocabulary."""
 

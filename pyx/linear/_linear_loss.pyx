@@ -461,10 +461,12 @@ cdef ag_row_statistics statistics_of_row(const Loss *x, Py_ssize_t i) noexcept n
 cdef double general_loss(const Loss *x, Py_ssize_t i, const ag_row_statistics *row) noexcept nogil:
     """Return the cross-entropy of a row, without its token weight."""
     cdef Py_ssize_t k
-    cdef double loss = 0
+    cdef double weight, loss = 0
     for k in range(i * x.target_count, (i + 1) * x.target_count):
-        if x.p.targets.entries[k] >= 0 and x.p.targets.weights[k] != 0 and x.p.label_smoothing < 1:
-            loss += x.p.targets.weights[k] * ag_negative_log_prob(row, x.p.target_logits[k])
+        weight = x.p.targets.weights[k]
+        # With a smoothing of 1 a finite weight counts as 0, whatever the logit is.
+        if x.p.targets.entries[k] >= 0 and weight != 0 and (x.p.label_smoothing < 1 or not isfinite(weight)):
+            loss += weight * ag_negative_log_prob(row, x.p.target_logits[k])
     if x.p.label_smoothing > 0:
         loss = (1 - x.p.label_smoothing) * loss
         loss += x.p.label_smoothing / x.p.vocab * ag_smoothed_sum(row, x.p.class_sum)

@@ -79,22 +79,25 @@ cdef int clear_rows(
 
 # ---- logits ----------------------------------------------------------------------------------------------------------
 
-# Largest temperature, softcap and scale of logits in float32, and reciprocal of the least: products of two are finite in
-# most cases, and reciprocals are no denormal numbers.
-cdef double MAX_FACTOR = 2.0 ** 100
+cdef double largest_factor(ag_dtype dtype) noexcept nogil:
+    """Return the largest temperature, softcap and scale of logits, the reciprocal of the least.
+
+    Products and quotients of two of them are finite in the accumulators, and no denormal numbers.
+    """
+    return 2.0 ** 500 if acc_size_of(dtype) == 8 else 2.0 ** 60
 
 
 cdef double bounded_factor(double factor, ag_dtype dtype) noexcept nogil:
-    """Return a positive factor of logits, or the nearest one that float32 accumulators can multiply with."""
-    return factor if acc_size_of(dtype) == 8 else min(max(factor, 1 / MAX_FACTOR), MAX_FACTOR)
+    """Return a positive factor of logits, or the nearest one that accumulators can multiply with."""
+    return min(max(factor, 1 / largest_factor(dtype)), largest_factor(dtype))
 
 
 cdef void bound_transform(Problem *p) noexcept nogil:
     """Replace softcap and scale by the nearest numbers that the accumulators can multiply with."""
+    cdef double largest = largest_factor(p.dtype)
     if p.transform.softcap > 0:
         p.transform.softcap = bounded_factor(p.transform.softcap, p.dtype)
-    if acc_size_of(p.dtype) != 8:
-        p.transform.scale = min(max(p.transform.scale, -MAX_FACTOR), MAX_FACTOR)
+    p.transform.scale = min(max(p.transform.scale, -largest), largest)
 
 
 cdef void copy_to_accumulators(void *to, const double *values, Py_ssize_t n, bint is_double) noexcept nogil:

@@ -80,9 +80,11 @@ cdef enum:
 # The gradient at a target whose probability is above this number is computed from 1 - p, as AG_NEARLY_CERTAIN of the
 # linear loss.
 cdef double NEARLY_CERTAIN = 0.9375
-# Bounds of a factor of logits in float32: no factor of a row that is not ignored is 0 or infinite.
+# Bounds of a factor of logits in float32, and the least temperature in float64, of which larger ones have no reciprocal
+# of 0: no factor of a row that is not ignored is 0 or infinite.
 cdef double LEAST_SCALE = 2.0 ** LEAST_EXPONENT
 cdef double LARGEST_SCALE = 2.0 ** 127
+cdef double LEAST_TEMPERATURE = 2.0 ** -1022
 
 # ---- elements --------------------------------------------------------------------------------------------------------
 
@@ -255,7 +257,9 @@ cdef double scale_of(double temperature, bint is_double) noexcept nogil:
 
 cdef inline double inverse_of(double temperature, bint is_double) noexcept nogil:
     """Return the reciprocal of a temperature, within the limits of the compute type."""
-    return 1 / temperature if is_double else min(max(1 / temperature, LEAST_SCALE), LARGEST_SCALE)
+    if is_double:
+        return 1 / max(temperature, LEAST_TEMPERATURE)
+    return min(max(1 / temperature, LEAST_SCALE), LARGEST_SCALE)
 
 
 cdef inline double inverse_of_row(const CrossEntropy *x, Py_ssize_t number) noexcept nogil:

@@ -364,6 +364,30 @@ def test_numbers_of_dask_are_not_computed_unasked():
     assert_identical(ag.scaled_masked_softmax(*arrays, Lazy(None)), ag.scaled_masked_softmax(*arrays, 0.5))
 
 
+class Failing:
+    """Convert to numbers, and raise an error where an attribute is looked up."""
+
+    def __float__(self):
+        return 0.5
+
+    def __index__(self):
+        return 0
+
+    def __getattr__(self, name):
+        raise RuntimeError(f"there is no {name}")
+
+
+def test_attributes_of_numbers_that_fail():
+    arrays = np.zeros((1, 1, 1, 2)), np.zeros((1, 1, 1, 2), bool)
+    for error, argument in (
+        (outcome(ag.softmax, np.zeros(2), Failing()), "dim: expected an int"),
+        (outcome(ag.scaled_masked_softmax, *arrays, Failing()), "scale: expected a real number"),
+        (outcome(ag.cross_entropy, np.zeros(2), 0, label_smoothing=Failing()), "label_smoothing: expected"),
+    ):
+        assert type(error) is TYPE
+        assert argument in str(error)
+
+
 @pytest.mark.parametrize("operator", UNMASKED)
 def test_the_earlier_check_decides(operator, maker):
     """Checks of arrays that come by DLPack also run in the documented order."""

@@ -269,6 +269,26 @@ def test_numbers_that_require_grad():
         assert type(error) is TYPE
 
 
+@pytest.mark.parametrize("value", [torch.tensor(True), torch.tensor(1 + 0j), torch.tensor([1]), torch.ones(1, 1)])
+def test_tensors_that_are_no_number(value):
+    """Conversions of torch take elements of any shape, and truth values."""
+    x, target = torch.zeros(2, 3), torch.tensor([0, 1])
+    mask = torch.zeros(1, 1, 2, 2, dtype=torch.bool)
+    for error in (
+        outcome(ag.softmax, x, value),
+        outcome(ag.softmax, x, num_threads=value),
+        outcome(ag.linear_top_k, x, x, value),
+        outcome(ag.cross_entropy, x, target, ignore_index=value),
+        outcome(ag.cross_entropy, x, target, label_smoothing=value),
+        outcome(ag.cross_entropy, x, target, denominator=value),
+        outcome(ag.cross_entropy, x, target, grad_loss=value),
+        outcome(ag.linear_top_k, x, x, 1, logit_scale=value),
+        outcome(ag.scaled_masked_softmax, torch.zeros(1, 1, 2, 2), mask, value),
+    ):
+        assert type(error) is TYPE
+        assert f", got {type(value).__name__} " in str(error)
+
+
 # ---- lifetime of results ---------------------------------------------------------------------------------------------
 
 

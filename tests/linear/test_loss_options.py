@@ -243,6 +243,7 @@ FAULTS = [
     ("denominator", -1, INVALID, "a positive finite number"),
     ("logit_scale", np.nan, INVALID, "a finite number"),
     ("softcap", 0.0, INVALID, "a positive finite number"),
+    ("vocab_start_index", 2**63 - 5, INVALID, f"an int in [0, {2**63 - 6}]"),
     ("outputs", ("lse", "loss"), INVALID, "a tuple of names among"),
     ("outputs", ("lse", "lse"), INVALID, "different names"),
     ("outputs", "lse", TYPE, "a tuple of names among"),
@@ -341,6 +342,48 @@ def test_a_huge_cap_is_none(dtype, option):
     x, w, target = np.eye(3, 4, dtype=dtype), np.arange(20, dtype=dtype).reshape(5, 4), np.array([0, 1, 2])
     for found, right in zip(ag.linear_cross_entropy(x, w, target, **option), ag.linear_cross_entropy(x, w, target)):
         np.testing.assert_allclose(found, right, rtol=1e-5)
+
+
+EXTREMES = [
+    {"softcap": 1e30, "temperature": 1e-9},
+    {"softcap": 1e10, "temperature": 1e-29},
+    {"logit_scale": 1e20, "temperature": 1e-20},
+    {"logit_scale": -1e300, "softcap": 1e-300},
+    {"temperature": np.full(2, 1e-310)},
+]
+
+
+@pytest.mark.parametrize("options", EXTREMES)
+def test_quotients_of_extreme_factors_are_finite(options, dtype, cpu_engines):
+    """A logit of 0 stays 0 if a quotient of two factors would be infinite. The other logit decides the row."""
+    x, w, target = np.ones((2, 1), DTYPES[dtype]), np.array([[0], [1]], DTYPES[dtype]), np.array([0, 1])
+    right = ag.linear_cross_entropy(x, w, target, **options, reduction="none", backend="reference")
+    for _ in cpu_engines():
+        found = ag.linear_cross_entropy(
+            x, w, target, **options, reduction="none", backend="cpu", outputs=("lse", "entropy")
+        )
+        np.testing.assert_allclose(found.loss, right.loss, rtol=1e-6)
+        assert not any(np.isnan(each.astype(np.float64)).any() for each in found)
+        gradients = ag.linear_cross_entropy_backward(
+            x, w, target, lse=found.lse, grad_loss=1.0, **options, reduction="sum", backend="cpu"
+        )
+        assert not np.isnan(gradients.input_grad.astype(np.float64)).any()
+        assert not np.isnan(ag.linear_top_k(x, w, 2, **options, backend="cpu").log_prob[:, 0]).any()
+
+
+@pytest.mark.parametrize("prob", [np.nan, np.inf])
+def test_smoothing_all_of_the_loss_keeps_a_weight_that_is_no_number(prob, dtype, cpu_engines):
+    """The loss has (1 - 1) times that weight, which is NaN."""
+    x, w, target = np.ones((1, 1), DTYPES[dtype]), np.array([[0], [1]], DTYPES[dtype]), np.array([[1]])
+    options = {"target_prob": np.array([[prob]]), "label_smoothing": 1.0}
+    for _ in cpu_engines():
+        for result in (
+            ag.linear_cross_entropy(x, w, target, **options, backend="cpu"),
+            ag.linear_cross_entropy(x, w, target, **options, backend="reference"),
+            ag.cross_entropy(w.T, target, **options, backend="cpu"),
+        ):
+            assert np.isnan(result.loss)
+            assert np.isnan(result.input_grad.astype(np.float64)).all()
 
 
 def test_a_tiny_temperature_is_no_nan():

@@ -389,6 +389,14 @@ def test_temperatures_beyond_the_limits_count_as_the_nearest_one(cpu_engine):
             np.testing.assert_allclose(results[0].loss, right.loss, rtol=1e-4)
 
 
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.3}, {"outputs": ("lse", "log_prob")}])
+def test_a_temperature_without_a_reciprocal_in_float64(options, cpu_engine):
+    for x in (np.zeros((1, 2)), np.array([[0.0, -np.inf]])):
+        result = cpu_engine.call("cross_entropy", x, [0], temperature=1e-310, **options)
+        right = ag.cross_entropy(x, [0], temperature=1e-310, **options, backend="reference")
+        np.testing.assert_allclose(result.loss, right.loss, rtol=1e-12)
+
+
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.5}, {"reduction": "sum", "outputs": ("lse", "entropy")}])
 def test_a_logit_of_rank_0_is_certain(options, dtype, cpu_engine):
     result = cpu_engine.call("cross_entropy", np.array(1.5, DTYPES[dtype]), 0, 0, **options)
@@ -498,6 +506,17 @@ def test_fields_of_the_result():
     assert loss.dtype == lse.dtype == np.float32
     assert isinstance(result, CrossEntropy)
     assert pickle.loads(pickle.dumps(result))._fields == result._fields
+    assert result._replace(lse=None, loss=1) == (1, None, correct, None)
+    with pytest.raises(ValueError, match="unexpected field names"):
+        result._replace(los=0)
+    assert type(result)._make(result) == result
+    assert repr(result._make("abcd")) == "CrossEntropy(loss='a', input_grad='b', correct='c', lse='d')"
+    assert type(result).lse.__doc__ == CrossEntropy.lse.__doc__
+    match result:
+        case CrossEntropy(loss=first) if type(result).__match_args__ == result._fields:
+            assert first is loss
+        case _:
+            pytest.fail("the result does not match its class")
 
 
 def test_ties_and_nan_are_predicted_as_numpy_does(dtype, cpu_engine):

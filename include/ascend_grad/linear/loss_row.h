@@ -40,7 +40,7 @@ typedef struct {
 /* Return w_k of a target from its weight. Without an upstream gradient of the loss it is 0, even if the weight is infinite. */
 AG_INLINE double ag_kept_weight(const ag_loss_row *row, double weight)
 {
-    return row->kept_loss != 0 ? row->kept_loss * weight : 0;
+    return row->grad_loss != 0 ? row->kept_loss * weight : 0;
 }
 
 /* Return the distance between two maxima of a row; equal infinities have none. */
