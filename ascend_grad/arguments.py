@@ -58,7 +58,8 @@ def any_array(value: object, name: str, operator: str | None) -> np.ndarray:
 def check_class(kind: type, name: str, operator: str | None) -> None:
     """Refuse classes of arrays that have more than elements, as conversion would drop the rest."""
     if arrays.has_own_arithmetic(kind):
-        expected = "an array that computes as numpy.ndarray does (numpy.asarray makes one of its elements)"
+        way = "filled()" if issubclass(kind, np.ma.MaskedArray) else "numpy.asarray"
+        expected = f"an array that computes as numpy.ndarray does ({way} makes one of its elements)"
         got = f"{kind.__module__}.{kind.__qualname__}"
         raise ParamTypeError(f"{name}: expected {expected}, got {got}", operator=operator)
 
@@ -112,9 +113,11 @@ def integer(value: object, name: str, operator: str | None = None, expected: str
 
 def real_number(value: object, name: str, operator: str, expected: str = "a real number") -> float:
     """Return an argument as one real number. NaN and infinities are accepted, bools are refused."""
-    if type(value) is float:  # among them a number that torch traces as a symbol, which lacks attributes
+    # Numbers that torch traces as symbols are among these, and lack attributes.
+    if type(value) is float:
         return value
-    scalar: object = None
+    if type(value) is int and abs(value) < 2**1023:
+        return float(value)
     try:
         scalar = value[()] if isinstance(value, np.ndarray) else value
         is_number = (
@@ -123,8 +126,10 @@ def real_number(value: object, name: str, operator: str, expected: str = "a real
             and not getattr(scalar, "requires_grad", False)  # autograd would not record the conversion
             and (hasattr(type(scalar), "__float__") or hasattr(type(scalar), "__index__"))
         )
-    except Exception:  # an object's own attributes may raise anything
-        is_number = False
+    except MemoryError:
+        raise
+    except Exception as error:  # an object's own attributes may raise anything
+        raise ParamTypeError(f"{name}: expected {expected}, got {shown(value)}: {error}", operator=operator) from error
     if not is_number:
         raise ParamTypeError(f"{name}: expected {expected}, got {shown(value)}", operator=operator)
     try:

@@ -82,9 +82,9 @@ def softmax_backward(
     Notes
     -----
     All operators take arrays of any library that offers DLPack on the CPU (PyTorch's tensors, JAX's arrays), and return
-    arrays of the same library, over the same memory. All arrays of a call belong to one library. Targets, weights and
-    some other vectors are an exception: they may be NumPy's if the matrices or logits belong to another library, or the
-    reverse.
+    arrays of the same library, over the same memory. All arrays of a call belong to one library. Targets, weights of
+    tokens and classes, and the other arguments that ``docs/arrays.md`` lists are an exception: they may be NumPy's if
+    the matrices or logits belong to another library, or the reverse.
 
     Arrays on an Ascend NPU are taken, too. Calls on arrays of `npu.asarray` return such arrays and are done when they
     return. Calls on tensors of torch_npu return such tensors and are in the order of torch's current stream, as torch's

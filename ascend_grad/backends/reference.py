@@ -168,10 +168,8 @@ def _logits(x, weight, bias, logit_scale, softcap, temperature):
         products = products + _wide(bias)
     # Factors beyond this number count as it, and temperatures and caps below its reciprocal as that.
     largest = 2.0**500 if x.dtype == np.float64 else 2.0**60
-    logit_scale, temperature = (
-        np.clip(logit_scale, -largest, largest),
-        np.clip(temperature, 1 / largest, largest)[:, None],
-    )
+    logit_scale = np.clip(logit_scale, -largest, largest)
+    temperature = np.clip(temperature, 1 / largest, largest)[:, None]
     if softcap is None:
         return logit_scale * products / temperature, np.broadcast_to(logit_scale / temperature, products.shape)
     softcap = np.clip(softcap, 1 / largest, largest)
@@ -435,8 +433,7 @@ def cross_entropy(
     targets = loss_reference.Targets(np.where(ignored, -1, entries), np.where(ignored, 0, prob))
     tokens = _of_rows(token_weight, count)
     scale, upstream = _of_rows(temperature, count), _of_rows(grad_loss, count)
-    if input.dtype.itemsize < 8:
-        scale = np.clip(scale, *_TEMPERATURES_OF_ROWS)
+    scale = np.clip(scale, *_TEMPERATURES_OF_ROWS) if input.dtype.itemsize < 8 else np.maximum(scale, 2.0**-1022)
     classes = np.ones(vocabulary) if class_weight is None else class_weight.astype(np.float64)
 
     live = np.flatnonzero(~np.all(ignored, axis=-1))

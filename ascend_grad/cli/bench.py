@@ -110,6 +110,8 @@ def add_parser(subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if not importlib.util.find_spec("ascend_grad.bench"):  # it is the folder bench/ of the sources
+        raise CommandError("the benchmark needs the package to be installed, not only compiled: pip install .")
     from ..bench import documents, machine
     from ..bench.linear.cases import LinearCase
     from ..bench.named import Results

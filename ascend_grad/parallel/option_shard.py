@@ -198,12 +198,13 @@ class OptionShard(Shard):
         of_class = self._sums[:, NUMBERS + self._targets :] if "class_weight" in self._vectors else 1.0
         prob = self._vectors.get("target_prob", 1.0)
         #: The targets' probabilities times class weights, 0 for ignored targets: shape (BT, targets of a row).
-        self._target_weights = np.where(self._is_target, prob * np.ones(self._is_target.shape) * of_class, 0)
+        with np.errstate(all="ignore"):  # 0 times the infinite weight of a class
+            self._target_weights = np.where(self._is_target, prob * np.ones(self._is_target.shape) * of_class, 0)
         self._token_weight = np.where(self._counted, self._vectors.get("token_weight", 1.0), 0)
         if self._divides_by_weights:
             has_class_weights = "class_weight" in self._vectors and "target_prob" not in self._vectors
             of_class = self._target_weights[:, 0] if has_class_weights else 1.0
-            with np.errstate(all="ignore"):  # 0 times the infinite weight of a class
+            with np.errstate(all="ignore"):
                 of_rows = np.where(self._token_weight == 0, 0, self._token_weight * of_class)
             self._denominators[...] = of_rows.sum(), self._token_weight.sum()
         elif self._a["reduction"] == "mean":

@@ -547,9 +547,9 @@ cdef str known_reduction(Call call, object reduction):
     call.fail("reduction", "'mean', 'sum' or 'none'", arguments.shown(reduction))
 
 
-cdef str one_number(str reduction):
-    """Describe a ``grad_loss`` that is one number. Other than with reduction "none", a vector is refused."""
-    return "a real number" if reduction == "none" else f"a real number, as reduction is {reduction!r}"
+cdef str expected_grad_loss(str reduction):
+    """Describe in errors what ``grad_loss`` has to be. With reduction "none" it may also be an array."""
+    return "a real number, or one for each row" if reduction == "none" else f"a real number, as reduction is {reduction!r}"
 
 
 cdef class ReductionAndItsGradient(Check):
@@ -584,7 +584,7 @@ cdef class ReductionAndItsGradient(Check):
         if is_on_device(grad_loss) and cnp.PyArray_NDIM(call.array(self.slots[1])) == 0:
             return self.floating.run(call)  # one number on a device, which is not read, as that would wait
         if is_on_device(grad_loss) and reduction != "none":  # converting it to a number would wait
-            call.fail("grad_loss", one_number(reduction), f"shape {shape_of(call.array(self.slots[1]))}")
+            call.fail("grad_loss", expected_grad_loss(reduction), f"shape {shape_of(call.array(self.slots[1]))}")
         if (
             reduction == "none" and not isinstance(grad_loss, (str, bytes))
             and cnp.PyArray_NDIM(call.array(self.slots[1]))
@@ -592,7 +592,7 @@ cdef class ReductionAndItsGradient(Check):
             self.floating.run(call)
             return self.one_for_each_row.run(call)
         call.values[self.slots[1]] = grad_loss  # restored, as messages show the argument that was passed
-        return self.number.run_expecting(call, one_number(reduction))
+        return self.number.run_expecting(call, expected_grad_loss(reduction))
 
 
 # ---- checks of the options of losses ---------------------------------------------------------------------------------
@@ -828,7 +828,7 @@ cdef class TargetsOfRows(Check):
         cdef tuple rows = rows_of(call, self.slots[0]), shape = shape_of(target)
         if call.values[self.slots[2]] is None:
             if shape != rows:
-                call.fail("target", f"shape {rows} as the rows of input have", shape)
+                call.fail("target", f"shape {rows}, that of input without dim {call.axis}", shape)
         else:
             prob = call.array(self.slots[2])
             if len(shape) != len(rows) + 1 or shape[:len(rows)] != rows:
@@ -855,7 +855,7 @@ cdef class ArrayOfRows(FloatingIfGiven):
             return 0
         cdef tuple rows = rows_of(call, self.slots[1]), shape = shape_of(call.array(self.slots[0]))
         if shape != rows:
-            call.fail(self.names[0], f"shape {rows} as the rows of input have", shape)
+            call.fail(self.names[0], f"shape {rows}, that of input without dim {call.axis}", shape)
         return 0
 
 
@@ -903,7 +903,7 @@ cdef class ReductionOfRows(NumberOrArrayOfRows):
         if call.values[self.slots[0]] is None:
             call.values[self.slots[0]] = 1.0
         if reduction != "none":
-            return self.number.run_expecting(call, one_number(reduction))
+            return self.number.run_expecting(call, expected_grad_loss(reduction))
         return NumberOrArrayOfRows.run(self, call)
 
 

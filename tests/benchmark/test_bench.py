@@ -481,6 +481,12 @@ def test_the_command_with_all_rivals_that_are_installed(monkeypatch, tmp_path):
     assert set(found.speed[0].seconds) >= {results.OWN, "numpy"}
 
 
+def test_without_an_installed_package(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["bench", "--quick"]) == 2
+    assert "needs the package to be installed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

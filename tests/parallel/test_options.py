@@ -40,6 +40,19 @@ def test_vocabulary_parallel(option, dtype, backend):
             check(each, a, dtype)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_infinite_class_weights_of_improbable_targets(backend):
+    """0 times infinity is NaN, as in one process, without a warning."""
+    x, w, target = np.ones((1, 2)), np.ones((3, 2)), np.array([[0, 1]])
+    options = {"class_weight": np.array([np.inf, 1, 1]), "target_prob": np.array([[0.0, 1.0]]), "backend": backend}
+    for result in (
+        ag.linear_cross_entropy(x, w, target, **options),
+        parallel.linear_cross_entropy(x, w, target, comm=None, **options),
+    ):
+        assert np.isnan(result.loss)
+
+
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_grid_of_ranks(option, dtype):
     for reduction, share in (("mean", True), ("sum", "scatter"), ("none", True)):

@@ -332,5 +332,13 @@ def test_numbers_that_are_traced_as_symbols():
     compiled = torch.compile(lambda x, T: agt.cross_entropy(x, target, temperature=T), fullgraph=True, backend="eager")
     for temperature in (0.5, 0.6, 0.7):
         assert torch.equal(compiled(x, temperature), agt.cross_entropy(x, target, temperature=temperature))
+    count = torch.compile(
+        lambda x: agt.cross_entropy(x, target[: len(x)], denominator=len(x), temperature=len(x)),
+        fullgraph=True,
+        backend="eager",
+    )
+    for rows in (6, 5, 4):
+        right = agt.cross_entropy(x[:rows], target[:rows], temperature=rows)
+        assert torch.equal(count(x[:rows]), right)
     dynamic = torch.compile(lambda x: agt.cross_entropy(x, target), fullgraph=True, dynamic=True, backend="eager")
     assert torch.equal(dynamic(x), agt.cross_entropy(x, target))

@@ -165,10 +165,12 @@ def test_meanings_are_not_lost_on_the_way_to_an_array(value, operator, backend):
 
 def test_messages_name_the_class(backend):
     error = outcome(ag.softmax, np.ma.array([1.0]), backend=backend)
-    expected = "an array that computes as numpy.ndarray does (numpy.asarray makes one of its elements)"
+    expected = "an array that computes as numpy.ndarray does (filled() makes one of its elements)"
     assert f"input: expected {expected}, got {np.ma.MaskedArray.__module__}.MaskedArray [161002 " in str(error)
     error = outcome(ag.softmax, np.ones(2), out=np.ma.array([1.0, 2.0]), backend=backend)
     assert f"out: expected {expected}, got {np.ma.MaskedArray.__module__}.MaskedArray [161002 " in str(error)
+    error = outcome(ag.softmax, np.ones(2).view(np.matrix), backend=backend)
+    assert "(numpy.asarray makes one of its elements), got " in str(error)
     for name, error in {
         "dim": outcome(ag.softmax, [1.0], True, backend=backend),
         "num_threads": outcome(ag.softmax, [1.0], num_threads=True, backend=backend),

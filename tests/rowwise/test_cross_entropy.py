@@ -391,7 +391,7 @@ def test_temperatures_beyond_the_limits_count_as_the_nearest_one(cpu_engine):
 
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.3}, {"outputs": ("lse", "log_prob")}])
 def test_a_temperature_without_a_reciprocal_in_float64(options, cpu_engine):
-    for x in (np.zeros((1, 2)), np.array([[0.0, -np.inf]])):
+    for x in (np.zeros((1, 2)), np.array([[0.0, -np.inf]]), np.array([[1e-309, 0.0]])):
         result = cpu_engine.call("cross_entropy", x, [0], temperature=1e-310, **options)
         right = ag.cross_entropy(x, [0], temperature=1e-310, **options, backend="reference")
         np.testing.assert_allclose(result.loss, right.loss, rtol=1e-12)
@@ -669,6 +669,8 @@ def test_faults_of_two_arguments():
         (sparse | {"outputs": ("log_prob",)}, "no output of a single target, as target_prob is given"),
         (sparse | {"target_prob": np.ones((2, 2), np.float32)}, "target_prob: expected shape"),
         (GOOD | {"return_grad": False, "out": np.ones((2, 3))}, "out: expected None"),
+        (GOOD | {"dim": 0}, r"target: expected shape \(3,\), that of input without dim 0, got \(2,\)"),
+        (GOOD | {"token_weight": np.ones(3)}, r"token_weight: expected shape \(2,\), that of input without dim 1"),
         (GOOD | {"grad_loss": np.ones(2)}, "grad_loss: expected a real number, as reduction is 'mean', got "),
     ):
         with pytest.raises(ag.ParamInvalidError, match=text):
