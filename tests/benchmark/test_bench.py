@@ -482,7 +482,7 @@ def test_the_command_with_all_rivals_that_are_installed(monkeypatch, tmp_path):
 
 
 def test_without_an_installed_package(monkeypatch, capsys):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name != "ascend_grad.bench")
     assert main(["bench", "--quick"]) == 2
     assert "needs the package to be installed" in capsys.readouterr().err
 
@@ -519,6 +519,6 @@ def test_a_plot_that_cannot_be_written_is_refused_first(name, monkeypatch, tmp_p
 
 
 def test_the_plot_needs_matplotlib(monkeypatch, capsys):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name != "matplotlib")
     assert main(["bench", "--plot", "x.svg"]) == 2
     assert "needs matplotlib" in capsys.readouterr().err
