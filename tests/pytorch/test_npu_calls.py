@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
@@ -658,9 +659,8 @@ def test_what_does_not_mix_is_refused_before_values_are_read(torch_npu, device, 
             call()
         assert waits.counted() == {}
     for reduction in ("mean", "sum"):
-        with pytest.raises(
-            ag.ParamInvalidError, match=r"grad_loss: expected a real number, as reduction is 'mean', got shape \(1,\)"
-        ):
+        message = f"grad_loss: expected a real number, as reduction is {reduction!r}, got shape (1,)"
+        with pytest.raises(ag.ParamInvalidError, match=re.escape(message)):
             ag.linear_cross_entropy(*there[:3], grad_loss=one, reduction=reduction)
         assert waits.counted() == {}
 
