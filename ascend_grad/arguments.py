@@ -116,7 +116,7 @@ def real_number(value: object, name: str, operator: str, expected: str = "a real
     # Numbers that torch traces as symbols are among these, and lack attributes.
     if type(value) is float:
         return value
-    if type(value) is int and abs(value) < 2**1023:
+    if type(value) is int and abs(value) < 2**1023:  # larger ones may overflow, which is told below
         return float(value)
     try:
         scalar = value[()] if isinstance(value, np.ndarray) else value

@@ -80,8 +80,8 @@ cdef enum:
 # The gradient at a target whose probability is above this number is computed from 1 - p, as AG_NEARLY_CERTAIN of the
 # linear loss.
 cdef double NEARLY_CERTAIN = 0.9375
-# Bounds of a factor of logits in float32, and the least temperature in float64, of which larger ones have no reciprocal
-# of 0: no factor of a row that is not ignored is 0 or infinite.
+# Bounds of a factor of logits in float32, and the least temperature in float64, as smaller ones may have an infinite
+# reciprocal: no factor of a row that is not ignored is 0 or infinite.
 cdef double LEAST_SCALE = 2.0 ** LEAST_EXPONENT
 cdef double LARGEST_SCALE = 2.0 ** 127
 cdef double LEAST_TEMPERATURE = 2.0 ** -1022
