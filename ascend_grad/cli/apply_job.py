@@ -17,9 +17,14 @@ import ascend_grad as ag
 from .._call import Call, Operator
 from .._version import __version__
 from ..inspection import bound_call
+from .npy_files import check_raw_dtype
 
 if TYPE_CHECKING:
     from tqdm import tqdm
+
+
+#: The arguments that have integers or truth values.
+_NOT_FLOATING = {"mask", "target", "target_mask", "masked_target"}
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class Job:
     backend: str | None
     num_threads: int | None
     out_dtype: np.dtype | None
-    #: The dtype of elements of two raw bytes.
+    #: The dtype of elements of two raw bytes, or of integers of two bytes in place of floating-point numbers.
     raw_dtype: np.dtype | None
     #: Makes a progress bar.
     bar: Callable[..., tqdm]
@@ -45,6 +50,15 @@ class Job:
         execution = {"backend": self.backend, "num_threads": self.num_threads}
         call, _, choice = bound_call(self.operator.name, (), arrays | self.settings | execution)
         return call, choice.backend
+
+    def raw_dtype_of(self, name: str) -> np.dtype | None:
+        """Return what elements of two raw bytes of an argument mean."""
+        return None if name in _NOT_FLOATING else self.raw_dtype
+
+    def check_raw_dtype(self, dtypes: dict[str, np.dtype]) -> None:
+        """Raise an error unless the dtypes of the arguments, by their names, agree with `raw_dtype`."""
+        floating = {self.sources[name]: dtype for name, dtype in dtypes.items() if name not in _NOT_FLOATING}
+        check_raw_dtype(self.raw_dtype, floating)
 
     def function(self, backend: str) -> Callable[..., Any]:
         """Return the operator with all arguments but its arrays."""
@@ -75,10 +89,3 @@ def takes_out(operator: Operator) -> bool:
 def fit(shape: tuple[int, ...], box: tuple[slice, ...]) -> tuple[slice, ...]:
     """Return the part of an array that belongs to a box; where a mask has length 1, it serves all boxes."""
     return tuple(slice(0, 1) if length == 1 else part for length, part in zip(shape, box))
-
-
-def cut(array: NDArray, box: tuple[slice, ...]) -> NDArray:
-    """Return the elements that belong to a box."""
-    # The ellipsis makes the index of a rank-0 array return a view and not a scalar.
-    index: tuple[Any, ...] = (..., *fit(array.shape, box))
-    return array[index]

@@ -1,4 +1,4 @@
-"""Arrays in ``.npy`` files, through memory maps: row-wise operators box by box, the linear ones in one call."""
+"""Arrays in ``.npy`` files: row-wise operators box by box, the linear ones in one call."""
 
 from __future__ import annotations
 
@@ -11,41 +11,42 @@ from numpy.typing import NDArray
 
 from .. import contract
 from .._call import Call, ResultSpec
-from .apply_job import Job, cut, takes_out
+from .apply_job import Job, fit, takes_out
+from .array_file import AddressSpaceError, ArrayFile
 from .boxes import boxes
 from .errors import CommandError
-from .npy_files import MappedArray, check_raw_dtype, checked_targets, new_npy, open_array
+from .npy_files import checked_targets, new_npy, open_array
 
 if TYPE_CHECKING:
     from tqdm import tqdm
-
-#: Mapped pages are given back each time this much of the result is done.
-RELEASED_BYTES = 2**26
+#: Elements of a box if there is little address space. Each array then needs a buffer of up to 64 MiB.
+SMALL_BOX_ELEMENTS = 2**23
 
 
 def run(job: Job, result_options: dict[str, str]) -> None:
     """Write each result to its file, and a line about it to stdout."""
     targets = dict(zip(job.results, checked_targets(list(job.results.values()), list(job.sources.values()))))
-    inputs = {name: open_array(source, job.raw_dtype) for name, source in job.sources.items()}
-    arguments = {name: mapped.array for name, mapped in inputs.items()}
-    check_raw_dtype(next(iter(job.sources.values())), job.raw_dtype, [array.dtype for array in arguments.values()])
-    call, backend = job.validated(arguments)
+    with ExitStack() as files:
+        inputs = {
+            name: files.enter_context(open_array(path, job.raw_dtype_of(name))) for name, path in job.sources.items()
+        }
+        job.check_raw_dtype({name: file.dtype for name, file in inputs.items()})
+        is_rowwise = job.operator in contract.ROWWISE
+        arguments = {name: file.stand_in if is_rowwise else file.read(file.whole) for name, file in inputs.items()}
+        call, backend = job.validated(arguments)
 
-    start = perf_counter()
-    specs = _specs(call, targets, result_options)
-    if job.operator in contract.ROWWISE:
-        (target,), (spec,) = targets.values(), specs.values()
-        size = (job.out_dtype or spec.dtype).itemsize * call.arrays[0].size
-        with job.bar(desc=job.operator.name, total=size) as progress:
-            results = {"result": _write_rowwise(job, call, backend, list(inputs.values()), target, progress)}
-    else:
-        results = _write_linear(job, call, backend, arguments, specs, targets)
+        start = perf_counter()
+        specs = _specs(call, targets, result_options)
+        if is_rowwise:
+            (target,), (spec,) = targets.values(), specs.values()
+            size = (job.out_dtype or spec.dtype).itemsize * call.arrays[0].size
+            with job.bar(desc=job.operator.name, total=size) as progress:
+                results = {"result": _write_rowwise(job, call, backend, list(inputs.values()), target, progress)}
+        else:
+            results = _write_linear(job, call, backend, arguments, specs, targets)
     seconds = perf_counter() - start
     for path, result in zip(job.results.values(), results.values()):
-        print(
-            f"{path}: {result.array.dtype} {result.array.shape}, computed and written in {seconds:.2f} s "
-            f"(backend {backend})"
-        )
+        print(f"{path}: {result.dtype} {result.shape}, computed and written in {seconds:.2f} s (backend {backend})")
 
 
 def _specs(call: Call, targets: Iterable[str], options: dict[str, str]) -> dict[str, ResultSpec]:
@@ -62,24 +63,31 @@ def _specs(call: Call, targets: Iterable[str], options: dict[str, str]) -> dict[
 
 
 def _write_rowwise(
-    job: Job, call: Call, backend: str, inputs: list[MappedArray], target: str, progress: tqdm
-) -> MappedArray:
+    job: Job, call: Call, backend: str, inputs: list[ArrayFile], target: str, progress: tqdm
+) -> ArrayFile:
     """Compute the result of a row-wise operator box by box into a new file."""
     (spec,) = call.specs
     assert spec is not None
-    function, unreleased = job.function(backend), 0
-    fortran_order = bool(call.arrays[0].flags.fnc)
+    function, fortran_order = job.function(backend), inputs[0].fortran_order
     with new_npy(target, spec.shape, job.out_dtype or spec.dtype, fortran_order) as result:
-        for box in boxes(spec.shape, job.reduced_axis(call), fortran_order):
-            out = cut(result.array, box)
-            function(*(cut(mapped.array, box) for mapped in inputs), out=out)
+        for box in _boxes(spec.shape, job.reduced_axis(call), fortran_order, [*inputs, result]):
+            with result.written(box) as out:
+                function(*(file.read(fit(file.shape, box)) for file in inputs), out=out)
             progress.update(out.nbytes)
-            unreleased += out.nbytes
-            if unreleased >= RELEASED_BYTES:
-                for mapped in (*inputs, result):
-                    mapped.release()
-                unreleased = 0
     return result
+
+
+def _boxes(
+    shape: tuple[int, ...], dim: int, fortran_order: bool, files: list[ArrayFile]
+) -> Iterable[tuple[slice, ...]]:
+    """Return boxes that cover the result, small ones if large ones do not fit into the address space."""
+    first = next(iter(boxes(shape, dim, fortran_order)))
+    try:
+        # All of these maps must exist at the same time.
+        _ = [file.read(fit(file.shape, first)) for file in files if file.maps(fit(file.shape, first))]
+    except AddressSpaceError:
+        return boxes(shape, dim, fortran_order, SMALL_BOX_ELEMENTS)
+    return boxes(shape, dim, fortran_order)
 
 
 def _write_linear(
@@ -89,18 +97,19 @@ def _write_linear(
     arguments: dict[str, NDArray],
     specs: dict[str, ResultSpec],
     targets: dict[str, str],
-) -> dict[str, MappedArray]:
+) -> dict[str, ArrayFile]:
     """Compute one call, which keeps within its workspace by itself."""
     function, names = job.function(backend), job.operator.results
     with ExitStack() as files:
-        results = {
-            name: files.enter_context(new_npy(targets[name], spec.shape, job.out_dtype or spec.dtype, False))
-            for name, spec in specs.items()
-        }
+        results, out = {}, {}
+        for name, spec in specs.items():
+            new = new_npy(targets[name], spec.shape, job.out_dtype or spec.dtype, False)
+            results[name] = files.enter_context(new)
+            out[name] = files.enter_context(results[name].written(results[name].whole))
         if takes_out(job.operator):
-            function(**arguments, out=tuple(results[name].array if name in results else None for name in names))
+            function(**arguments, out=tuple(map(out.get, names)))
         else:
             for name, value in zip(names, function(**arguments)):
-                if name in results:
-                    results[name].array[...] = value
+                if name in out:
+                    out[name][...] = value
     return results

@@ -13,7 +13,6 @@ from .. import contract
 from .apply_job import Job
 from .errors import CommandError
 from .new_zarr import Layout, new_zarr
-from .npy_files import check_raw_dtype
 from .zarr_grid import Grid
 from .zarr_inputs import ZarrInput, digest_of_states, is_zarr
 from .zarr_results import Encoder, Part, check_complete, checked_zarr_target
@@ -22,9 +21,9 @@ from .zarr_results import Encoder, Part, check_complete, checked_zarr_target
 def run(job: Job) -> None:
     """Write a Zarr array with the chunks of the first input, and a line about it to stdout."""
     _check_sources(job)
-    inputs = [ZarrInput(source, job.raw_dtype) for source in job.sources.values()]
+    inputs = [ZarrInput(source, job.raw_dtype_of(name)) for name, source in job.sources.items()]
     arrays = {name: each.stand_in for name, each in zip(job.sources, inputs)}
-    check_raw_dtype(next(iter(job.sources.values())), job.raw_dtype, [array.dtype for array in arrays.values()])
+    job.check_raw_dtype({name: array.dtype for name, array in arrays.items()})
     call, backend = job.validated(arrays)
     (spec,) = call.specs
     assert spec is not None

@@ -12,7 +12,9 @@ BOX_ELEMENTS = 2**20
 RUN_ELEMENTS = 2**13
 
 
-def boxes(shape: tuple[int, ...], dim: int, fortran_order: bool) -> Iterator[tuple[slice, ...]]:
+def boxes(
+    shape: tuple[int, ...], dim: int, fortran_order: bool, largest: int | None = None
+) -> Iterator[tuple[slice, ...]]:
     """Yield boxes that cover an array, each of them whole along ``dim``, in the order of the array's memory.
 
     Parameters
@@ -23,6 +25,8 @@ def boxes(shape: tuple[int, ...], dim: int, fortran_order: bool) -> Iterator[tup
         The axis that is not cut, not negative.
     fortran_order : bool
         Whether the first axis is the one of consecutive elements, and not the last.
+    largest : int, optional
+        Elements from which a box has fewer consecutive elements. Only a box of one element in each other axis has more.
 
     Yields
     ------
@@ -35,11 +39,12 @@ def boxes(shape: tuple[int, ...], dim: int, fortran_order: bool) -> Iterator[tup
     outwards = range(len(shape)) if fortran_order else range(len(shape) - 1, -1, -1)
     lengths = list(shape)
     elements, run = shape[dim], 1
+    least_run = RUN_ELEMENTS if largest is None else max(1, min(RUN_ELEMENTS, largest // max(elements, 1)))
     for axis in outwards:
         if axis == dim:
-            run = RUN_ELEMENTS  # further out, nothing is consecutive any more
+            run = least_run  # further out, nothing is consecutive any more
             continue
-        lengths[axis] = min(shape[axis], max(BOX_ELEMENTS // elements, -(-RUN_ELEMENTS // run)))
+        lengths[axis] = min(shape[axis], max(BOX_ELEMENTS // elements, -(-least_run // run)))
         elements *= lengths[axis]
         run *= lengths[axis]
     steps = {axis: range(0, shape[axis], lengths[axis]) for axis in reversed(outwards)}

@@ -20,6 +20,15 @@ def out_of_memory(targets: Sequence[str], sources: Sequence[str], error: MemoryE
 
 
 @contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Name the input in errors of the file system."""
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+@contextmanager
 def writing(path: str) -> Iterator[None]:
     """Name the result in errors of the file system, which would name a temporary file or none."""
     try:

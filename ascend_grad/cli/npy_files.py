@@ -1,28 +1,29 @@
-"""Arrays in ``.npy`` files as memory maps: reading any of them, writing new ones whole or not at all."""
+"""Arrays in ``.npy`` files: opening any of them, writing new ones whole or not at all."""
 
 from __future__ import annotations
 
 import errno
 import io
 import math
-import mmap
 import os
 import secrets
 import stat
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import IO, NamedTuple
+from typing import IO
 
 import numpy as np
 from numpy.lib import format as npy
-from numpy.typing import NDArray
 
 from ..arrays import native
+from .array_file import ArrayFile
 from .errors import CommandError, reason, writing
 
 #: The dtype that NumPy reads from bfloat16 files that it has written: the size of an element without its meaning.
 RAW = np.dtype("V2")
+#: Dtypes in which programs without bfloat16 keep its bits.
+RAW_INTEGERS = (np.dtype(np.int16), np.dtype(np.uint16))
 
 #: NumPy's function that reads a header, and the bytes of the header's length, by the format's version.
 _HEADERS = {(1, 0): (npy.read_array_header_1_0, 2), (2, 0): (npy.read_array_header_2_0, 4)}
@@ -30,19 +31,9 @@ _HEADERS = {(1, 0): (npy.read_array_header_1_0, 2), (2, 0): (npy.read_array_head
 _HEADER_LIMIT = 10_000
 
 
-class MappedArray(NamedTuple):
-    """An array over the pages of a file."""
-
-    array: NDArray
-    memory: mmap.mmap
-
-    def release(self) -> None:
-        """Give the pages back. The file keeps what was written to them; used again, they come back from there."""
-        self.memory.madvise(mmap.MADV_DONTNEED)
-
-
-def open_array(path: str, raw_dtype: np.dtype | None) -> MappedArray:
-    """Map the array of a ``.npy`` file.
+@contextmanager
+def open_array(path: str, raw_dtype: np.dtype | None) -> Iterator[ArrayFile]:
+    """Open the array of a ``.npy`` file.
 
     Parameters
     ----------
@@ -68,13 +59,19 @@ def open_array(path: str, raw_dtype: np.dtype | None) -> MappedArray:
             needed, there = offset + dtype.itemsize * math.prod(shape), os.fstat(file.fileno()).st_size
             if needed > there:
                 raise ValueError(f"it is truncated, {there} bytes of {needed}")
-            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            array = _array_over(memory, offset, shape, dtype, fortran_order)
             file.seek(0)
-            header = file.read(offset)
+            # NumPy keeps no byte order with raw elements, so that dtype has lost what the header says.
+            is_swapped = dtype == RAW and b"'>V2'" in file.read(offset)
+            dtype = meaning(dtype, raw_dtype, path)
+            dtype = dtype.newbyteorder(">") if is_swapped else dtype
+            array = ArrayFile(path, file.fileno(), offset, shape, dtype, fortran_order)
+        except CommandError:
+            raise
+        except OSError as error:
+            raise CommandError(f"{path}: cannot be read: {error.strerror}") from error
         except Exception as error:  # for a broken header NumPy's parser lets through whatever Python's raises
             raise CommandError(f"{path}: not a .npy file that can be used: {reason(error)}") from error
-    return MappedArray(array.view(_meaning(dtype, header, raw_dtype, path)), memory)
+        yield array
 
 
 def checked_targets(paths: list[str], sources: list[str]) -> list[str]:
@@ -93,7 +90,7 @@ def checked_targets(paths: list[str], sources: list[str]) -> list[str]:
 
 
 @contextmanager
-def new_npy(target: str, shape: tuple[int, ...], dtype: np.dtype, fortran_order: bool) -> Iterator[MappedArray]:
+def new_npy(target: str, shape: tuple[int, ...], dtype: np.dtype, fortran_order: bool) -> Iterator[ArrayFile]:
     """Make a new ``.npy`` file, which the block fills and which gets its name at the end of the block.
 
     The disk space is taken first. If the block fails nothing remains, and a file that had the name stays as it was.
@@ -126,8 +123,7 @@ def new_npy(target: str, shape: tuple[int, ...], dtype: np.dtype, fortran_order:
             with writing(target):
                 file.write(header.getvalue())
                 file.flush()
-                memory = mmap.mmap(file.fileno(), 0)
-            yield MappedArray(_array_over(memory, offset, shape, dtype, fortran_order), memory)
+            yield ArrayFile(target, file.fileno(), offset, shape, dtype, fortran_order)
             with writing(target):
                 os.fsync(file.fileno())
         with writing(target):
@@ -210,36 +206,40 @@ def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     return shape, fortran_order, dtype
 
 
-def _meaning(dtype: np.dtype, header: bytes, raw_dtype: np.dtype | None, path: str) -> np.dtype:
-    """Return the dtype of the elements; raw elements get the dtype that the user gave."""
+def meaning(dtype: np.dtype, raw_dtype: np.dtype | None, path: str) -> np.dtype:
+    """Return the dtype of elements of a stored one: for raw elements and integers of 2 bytes, what the user gave.
+
+    Raises
+    ------
+    CommandError
+        If elements are raw, and the user gave no dtype.
+    """
+    if native(dtype) not in (RAW, *RAW_INTEGERS):
+        return dtype
+    if raw_dtype is not None:
+        return raw_dtype.newbyteorder(dtype.byteorder)
     if dtype == RAW:
-        raw_dtype = meaning_of_raw(raw_dtype, path)
-        # NumPy keeps no byte order with raw elements, so that dtype has lost what the header says.
-        return raw_dtype.newbyteorder(">") if b"'>V2'" in header else raw_dtype
+        raise CommandError(f"{path}: elements of 2 raw bytes; if this is bfloat16, add --dtype bfloat16")
     return dtype
 
 
-def meaning_of_raw(raw_dtype: np.dtype | None, path: str) -> np.dtype:
-    """Return the dtype that the user gave for raw elements, or raise an error if there is none."""
+def check_raw_dtype(raw_dtype: np.dtype | None, dtypes: Mapping[str, np.dtype]) -> None:
+    """Raise an error if the user gave a dtype for raw elements and no input has it, or if integers need one.
+
+    `dtypes` has the dtype of each input that is not to have integers, by its path.
+    """
     if raw_dtype is None:
-        raise CommandError(f"{path}: elements of 2 raw bytes; if this is bfloat16, add --dtype bfloat16")
-    return raw_dtype
-
-
-def check_raw_dtype(path: str, raw_dtype: np.dtype | None, dtypes: Sequence[np.dtype]) -> None:
-    """Raise an error if the user gave a dtype for raw elements, and no input has it; `path` names the first input."""
-    if raw_dtype is not None and raw_dtype not in map(native, dtypes):
-        raise CommandError(f"{path}: --dtype {raw_dtype} is for elements of 2 raw bytes, these are {dtypes[0]}")
-
-
-def _array_over(
-    memory: mmap.mmap, offset: int, shape: tuple[int, ...], dtype: np.dtype, fortran_order: bool
-) -> NDArray:
-    return np.ndarray(shape, dtype, memory, offset, order="F" if fortran_order else "C")
+        for path, dtype in dtypes.items():
+            if native(dtype) in RAW_INTEGERS:
+                advice = "if these are the bits of bfloat16, add --dtype bfloat16"
+                raise CommandError(f"{path}: expected floating-point numbers, got {dtype}; {advice}")
+    elif raw_dtype not in map(native, dtypes.values()):
+        path, dtype = next(iter(dtypes.items()))
+        raise CommandError(f"{path}: --dtype {raw_dtype} is for elements of 2 raw bytes, int16 or uint16, not {dtype}")
 
 
 def _reserve(file: IO[bytes], size: int, name: str) -> None:
-    """Take the disk space of a whole file now: a page of a map that finds no space later ends the process."""
+    """Take the disk space of a whole file now, since a mapped page that finds no space later ends the process."""
     disk = os.fstatvfs(file.fileno())
     free = disk.f_bavail * disk.f_frsize
     try:

@@ -56,7 +56,7 @@ class ScoreJob:
     workspace_bytes: int | None
     backend: str | None
     num_threads: int | None
-    #: The dtype of elements of two raw bytes.
+    #: The dtype of elements of two raw bytes, or of integers of two bytes in place of floating-point numbers.
     raw_dtype: np.dtype | None
     #: Makes a progress bar.
     bar: Callable[..., tqdm]
@@ -96,15 +96,15 @@ class WholeInput(NamedTuple):
 
 
 def whole_input(path: str, raw_dtype: np.dtype | None) -> WholeInput:
-    """Map a ``.npy`` file, or read a Zarr array."""
+    """Read a Zarr array or a ``.npy`` file, which is mapped if it is large."""
     if is_zarr(path):
         source = ZarrInput(path, raw_dtype)
         box = tuple(slice(0, length) for length in source.array.shape)
         states: list[tuple] = list(source.states(box))
         return WholeInput(source.read(box), states)
-    mapped = open_array(path, raw_dtype)
-    status = os.stat(path)
-    return WholeInput(mapped.array, [(status.st_size, status.st_mtime_ns)])
+    with open_array(path, raw_dtype) as file:
+        status = os.stat(path)
+        return WholeInput(file.read(file.whole), [(status.st_size, status.st_mtime_ns)])
 
 
 class Scorer:
@@ -130,8 +130,10 @@ class Scorer:
         self.weight = whole_input(job.weight, job.raw_dtype)
         self.targets = None if job.targets is None else whole_input(job.targets, None)
         self.bias = None if job.bias is None else whole_input(job.bias, job.raw_dtype)
-        dtypes = [hidden.dtype, self.weight.array.dtype, *([] if self.bias is None else [self.bias.array.dtype])]
-        check_raw_dtype(job.hidden, job.raw_dtype, dtypes)
+        dtypes = {job.hidden: hidden.dtype, job.weight: self.weight.array.dtype}
+        if job.bias is not None and self.bias is not None:
+            dtypes[job.bias] = self.bias.array.dtype
+        check_raw_dtype(job.raw_dtype, dtypes)
         self._target = self._target_ids(hidden.shape[:1])
         #: The results that are computed, with their shapes and dtypes, and the backend of each.
         self.specs: dict[str, ResultSpec] = {}

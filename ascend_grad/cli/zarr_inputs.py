@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .apply_job import fit
 from .errors import CommandError, reason
 from .new_zarr import RECORD
-from .npy_files import RAW, meaning_of_raw, require_regular_file
+from .npy_files import meaning, require_regular_file
 from .zarr_grid import Box, Grid
 
 if TYPE_CHECKING:
@@ -64,9 +64,8 @@ class ZarrInput:
             _ = self.grid.counts
         except Exception as error:  # zarr accepts metadata with numbers that no array can have
             raise _unusable(path, error) from error
-        if self.dtype == RAW:
-            self.dtype = meaning_of_raw(raw_dtype, path)
-            self.stand_in = self.stand_in.view(self.dtype)
+        self.dtype = meaning(self.dtype, raw_dtype, path)
+        self.stand_in = self.stand_in.view(self.dtype)
         compressors = self.array.compressors if self.array.shards is None else ()
         self._is_blosc = type(compressors[-1]).__name__ in ("Blosc", "BloscCodec") if compressors else False
         self._is_result = os.path.lexists(os.path.join(path, RECORD))

@@ -92,10 +92,10 @@ def refused(capsys, *argv: str, command: str = "apply") -> str:
     return message[1]
 
 
-def sparse(name: str, shape: tuple[int, ...], dtype: str = "<f4") -> int:
+def sparse(name: str, shape: tuple[int, ...], dtype: str = "<f4", fortran_order: bool = False) -> int:
     """Make a sparse file of zeros, and return its size."""
     with open(name, "wb") as file:
-        np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+        np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": fortran_order, "shape": shape})
         file.truncate(file.tell() + math.prod(shape) * np.dtype(dtype).itemsize)
         return file.seek(0, os.SEEK_END)
 
