@@ -147,7 +147,9 @@ class ArrayFile:
             axis = next(axis for axis in reversed(self._outwards) if len(window.sides[axis]) > 1)
             side, step = window.sides[axis], max(1, WINDOW_BYTES // self._strides[axis])
             for start in reversed(range(0, len(side), step)):
-                windows.append(self._part([*window.sides[:axis], side[start : start + step], *window.sides[axis + 1 :]]))
+                windows.append(
+                    self._part([*window.sides[:axis], side[start : start + step], *window.sides[axis + 1 :]])
+                )
 
     def _mapped(self, part: _Part, access: int) -> NDArray:
         """Map the part of the file that a box is in."""

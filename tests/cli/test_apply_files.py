@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import io
+import math
 import mmap
 import os
 import signal
@@ -14,12 +14,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 from files import apply, assert_same_file, peak_anonymous_bytes, refused, save, sparse, values
+from hypothesis import given
+from hypothesis import strategies as st
 from processes import end_stopped, stopped
 
 import ascend_grad as ag
-from ascend_grad.cli import npy_files
+from ascend_grad.cli import array_file, npy_files
+from ascend_grad.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("here")
+
+
+@st.composite
+def shapes_and_boxes(draw) -> tuple[tuple[int, ...], tuple[slice, ...]]:
+    """Draw the shape of an array, and a box of it."""
+    shape = draw(st.lists(st.integers(0, 6), max_size=4))
+    sides = [sorted(draw(st.tuples(st.integers(0, length), st.integers(0, length)))) for length in shape]
+    return tuple(shape), tuple(slice(*side) for side in sides)
 
 
 @pytest.fixture
@@ -86,37 +97,71 @@ def test_a_failure_leaves_what_was_there(error, when, old_result, monkeypatch, c
 
 
 @pytest.mark.parametrize(
-    ("function", "number"), [("mmap.mmap", errno.ENODEV), ("mmap.mmap", errno.EPERM), ("os.fchmod", errno.EPERM)]
+    ("function", "number"),
+    [
+        ("posix_fallocate", errno.ENOSPC),
+        ("fchmod", errno.EPERM),
+        ("pwritev", errno.ENOSPC),
+        ("pwritev", errno.EIO),
+        ("pwritev", errno.EDQUOT),
+    ],
 )
-def test_a_file_system_that_lacks_something(function, number, old_result, monkeypatch, capsys):
-    """A file system without a feature is an error, for example without writable shared maps or without permissions."""
-    module, name = function.split(".")
-    real = getattr(getattr(npy_files, module), name)
+def test_a_result_that_cannot_be_written(function, number, old_result, monkeypatch, capsys):
+    """The system's reason is told, such as a full disk or a file system without permissions."""
 
-    def fail(*arguments, **settings):
-        if "access" in settings:  # this call maps an input
-            return real(*arguments, **settings)
+    def fail(*arguments):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(f"ascend_grad.cli.npy_files.{function}", fail)
+    monkeypatch.setattr(os, function, fail)
     message = refused(capsys, "softmax", *save(input=np.zeros(3)), "-o", "out.npy")
-    assert message == f"{os.path.realpath('out.npy')}: cannot be written: {os.strerror(number)}"
+    assert message.startswith(f"{os.path.realpath('out.npy')}: cannot ")
+    assert message.endswith(f": {os.strerror(number)}")
     assert Path("out.npy").read_bytes() == old_result
 
 
-def test_an_input_that_can_be_mapped_but_not_read_again(monkeypatch, capsys):
-    class Failing(io.BufferedReader):
-        def read(self, size=-1):
-            if maps:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return super().read(size)
+@pytest.mark.parametrize("number", [errno.ENODEV, errno.EPERM])
+def test_a_large_result_that_cannot_be_mapped(number, old_result, monkeypatch, capsys):
+    """A file system may have no writable shared maps."""
 
-    real, maps = mmap.mmap, []
+    real = mmap.mmap
+
+    def fail(*arguments, access, **settings):
+        if access == mmap.ACCESS_READ:
+            return real(*arguments, access=access, **settings)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(array_file, "BUFFER_BYTES", 8)
+    monkeypatch.setattr(mmap, "mmap", fail)
+    message = refused(capsys, "softmax", *save(input=np.zeros(3)), "-o", "out.npy")
+    assert message == f"{os.path.realpath('out.npy')}: cannot map 24 bytes: {os.strerror(number)}"
+    assert Path("out.npy").read_bytes() == old_result
+
+
+def test_a_disk_that_fails_while_an_input_is_read(old_result, monkeypatch, capsys):
+    def fail(*arguments):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "preadv", fail)
+    message = refused(capsys, "softmax", *save(input=np.zeros(3)), "-o", "out.npy")
+    assert message == "input.npy: cannot be read: Input/output error"
+    assert Path("out.npy").read_bytes() == old_result
+
+
+@pytest.mark.parametrize("buffer_bytes", [2**26, 8])
+def test_an_input_that_gets_shorter(buffer_bytes, monkeypatch, capsys):
+    """A part that was cut off is noticed where it is read, or when it is mapped."""
     names = save(input=np.zeros(3))
-    monkeypatch.setattr(npy_files, "open", lambda path, mode: Failing(io.FileIO(path, mode)), raising=False)
-    monkeypatch.setattr(mmap, "mmap", lambda *where, **how: maps.append(real(*where, **how)) or maps[0])
-    message = refused(capsys, "softmax", *names, "-o", "out.npy")
-    assert message == f"input.npy: not a .npy file that can be used: {OSError(errno.EIO, os.strerror(errno.EIO))}"
+
+    def cut(*arguments):
+        os.truncate("input.npy", 140)
+
+    monkeypatch.setattr(array_file, "BUFFER_BYTES", buffer_bytes)
+    monkeypatch.setattr(os, "posix_fallocate", cut)
+    before = os.stat("input.npy").st_size
+    assert main(["apply", "softmax", *names, "-o", "out.npy"]) == 2
+    assert before > os.stat("input.npy").st_size
+    assert "input.npy: was truncated meanwhile" in capsys.readouterr().err
+    assert os.listdir() == ["input.npy"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -174,16 +219,25 @@ def test_memory_does_not_grow_with_one_long_row():
     assert np.load("out.npy", mmap_mode="r")[-1] == np.float32(1 / (5 * 2**24))
 
 
-def test_pages_are_given_back_and_come_back():
-    np.save("x.npy", np.arange(5000.0))
-    with open("x.npy", "r+b") as file:
-        mapped = npy_files.open_array("x.npy", None)
-        mapped.release()
-        assert (mapped.array == np.arange(5000)).all()
-        assert not mapped.array.flags.writeable
-        file.seek(128)
-    with npy_files.new_npy(os.path.abspath("out.npy"), (5000,), np.dtype("f8"), False) as result:
-        result.array[...] = mapped.array
-        result.release()
-        assert (result.array == mapped.array).all()
-    assert_same_file(np.arange(5000.0))
+@given(shapes_and_boxes(), st.sampled_from(["<f4", ">f8", "<i2", "?"]), st.booleans(), st.integers(1, 200))
+def test_boxes_of_files(shape_and_box, dtype, fortran_order, limit):
+    """Boxes are read and written as NumPy would: in buffers, through windows of the file, and in maps."""
+    shape, box = shape_and_box
+    array = np.arange(math.prod(shape)).reshape(shape).astype(dtype, order="F" if fortran_order else "C")
+    np.save("x.npy", array)
+    expected = array.copy("K")
+    expected[box] = array[box][(..., *([slice(None, None, -1)] * len(shape)))]
+    for buffer_bytes, window_bytes in ((2**26, limit), (limit, limit), (2**26, 2**26)):
+        with pytest.MonkeyPatch.context() as patch, npy_files.open_array("x.npy", None) as file:
+            patch.setattr(array_file, "BUFFER_BYTES", buffer_bytes)
+            patch.setattr(array_file, "WINDOW_BYTES", window_bytes)
+            part = file.read(box)
+            assert part.dtype == array.dtype
+            np.testing.assert_array_equal(part, array[box])
+            new = npy_files.new_npy(os.path.abspath("out.npy"), shape, array.dtype, file.fortran_order)
+            with new as result:
+                with result.written(result.whole) as whole:
+                    whole[...] = array
+                with result.written(box) as out:
+                    out[...] = expected[box]
+        assert_same_file(expected)

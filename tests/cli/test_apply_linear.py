@@ -110,7 +110,7 @@ def test_the_chain_of_files():
         (GRADIENT, ("--input-grad-out", "weight.npy"), "this is the input weight.npy"),
         (GRADIENT, ("--input-grad-out", "a.npy", "--filter-eps", "-1"), "filter_eps: expected"),
         (GRADIENT, ("--input-grad-out", "a.npy", "--workspace-bytes", "7"), "workspace_bytes: expected"),
-        (GRADIENT, ("--input-grad-out", "a.npy", "--dtype", "bfloat16"), "these are float32"),
+        (GRADIENT, ("--input-grad-out", "a.npy", "--dtype", "bfloat16"), "int16 or uint16, not float32"),
         ("fused_cross_entropy_loss_with_max_sum", ("--softmax-out", "a.npy"), "the call makes no softmax"),
         ("fused_cross_entropy_loss_with_max_sum", ("--loss-out", "a.npy"), "makes softmax: name a file for it"),
     ],

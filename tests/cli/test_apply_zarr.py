@@ -920,7 +920,10 @@ def test_what_does_not_go_together(order, capsys):
     [
         (("-o", "out.npy"), "out.npy: ends in .npy, but the result of Zarr arrays is a Zarr array"),
         (("-o", "out", "--dim", "1"), "dim: expected a value in [-1, 0], got 1"),
-        (("-o", "out", "--dtype", "bfloat16"), "x: --dtype bfloat16 is for elements of 2 raw bytes, these are float64"),
+        (
+            ("-o", "out", "--dtype", "bfloat16"),
+            "x: --dtype bfloat16 is for elements of 2 raw bytes, int16 or uint16, not float64",
+        ),
     ],
 )
 def test_options_that_are_refused(options, text, capsys):
