@@ -88,7 +88,7 @@ class ArrayFile:
             for window, inside in self._windows(part):
                 buffer[inside] = self._mapped(window, mmap.ACCESS_READ)
             return buffer
-        view, offset = memoryview(self._memory)[: part.size], part.begin
+        view, offset = self._memory.data[: part.size], part.begin
         with reading(self._path):
             while view:
                 count = os.preadv(self._descriptor, [view], offset)
@@ -110,7 +110,7 @@ class ArrayFile:
             for window, inside in self._windows(part):
                 self._mapped(window, mmap.ACCESS_WRITE)[...] = buffer[inside]
             return
-        view, offset = memoryview(self._memory)[: part.size], part.begin
+        view, offset = self._memory.data[: part.size], part.begin
         with writing(self._path):
             while view:
                 count = os.pwritev(self._descriptor, [view], offset)
@@ -146,10 +146,8 @@ class ArrayFile:
                 continue
             axis = next(axis for axis in reversed(self._outwards) if len(window.sides[axis]) > 1)
             side, step = window.sides[axis], max(1, WINDOW_BYTES // self._strides[axis])
-            for start in reversed(range(0, len(side), step)):
-                windows.append(
-                    self._part([*window.sides[:axis], side[start : start + step], *window.sides[axis + 1 :]])
-                )
+            sides = [side[start : start + step] for start in range(0, len(side), step)]
+            windows += [self._part([*window.sides[:axis], s, *window.sides[axis + 1 :]]) for s in reversed(sides)]
 
     def _mapped(self, part: _Part, access: int) -> NDArray:
         """Map the part of the file that a box is in."""

@@ -188,13 +188,13 @@ def _check(args: argparse.Namespace) -> None:
     if args.torch:
         torch = frameworks.module("torch")
         if torch is None:
-            raise CommandError("--torch needs PyTorch: pip install 'ascend-grad[torch]'")
+            raise CommandError("--torch needs PyTorch: pip install torch")
         if not hasattr(torch.nn.functional, "linear_cross_entropy"):
             raise CommandError(f"--torch compares with a loss of PyTorch 2.13 or newer, this is {torch.__version__}")
     if args.quick and args.accuracy:
         raise CommandError("--quick chooses among the cases for speed, not for --accuracy")
     if args.plot and not importlib.util.find_spec("matplotlib"):
-        raise CommandError("the chart needs matplotlib: pip install 'ascend-grad[plot]'")
+        raise CommandError("the chart needs matplotlib: pip install matplotlib")
     if args.update_readme and (args.quick or args.filter):
         raise CommandError("--update-readme takes a full run, without --quick and --filter")
     if args.update_readme and not all(path.exists() for path in documents.DOCUMENTS):

@@ -3,6 +3,9 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+#: Names that a message lists.
+_LISTED = 5
+
 
 class CommandError(Exception):
     """A command cannot complete its task. The message is one line for the user."""
@@ -11,6 +14,12 @@ class CommandError(Exception):
 def reason(error: Exception) -> str:
     """Return the message of a library's exception, or the exception's name if there is no message."""
     return str(error) or type(error).__name__
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first names of a list, and how many follow."""
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"{', '.join(names[:_LISTED])}{more}"
 
 
 def out_of_memory(targets: Sequence[str], sources: Sequence[str], error: MemoryError) -> CommandError:

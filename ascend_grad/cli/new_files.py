@@ -31,7 +31,7 @@ def new_figure(option: str, path: Path) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise CommandError(f"{option} needs matplotlib (pip install 'ascend-grad[plot]'): {error}") from error
+        raise CommandError(f"{option} needs matplotlib (pip install matplotlib): {error}") from error
     figure = Figure(figsize=(7, 4), layout="constrained")
     kinds = figure.canvas.get_supported_filetypes()
     if path.suffix[1:].lower() not in kinds:

@@ -19,6 +19,7 @@ from numpy.lib import format as npy
 from ..arrays import native
 from .array_file import ArrayFile
 from .errors import CommandError, reason, writing
+from .other_formats import advice
 
 #: The dtype that NumPy reads from bfloat16 files that it has written: the size of an element without its meaning.
 RAW = np.dtype("V2")
@@ -54,6 +55,9 @@ def open_array(path: str, raw_dtype: np.dtype | None) -> Iterator[ArrayFile]:
     require_regular_file(path)
     with open(path, "rb") as file:
         try:
+            found = advice(path, file)
+            if found is not None:
+                raise CommandError(f"{path}: expected a .npy file; {found}")
             shape, fortran_order, dtype = _read_header(file)
             offset = file.tell()
             needed, there = offset + dtype.itemsize * math.prod(shape), os.fstat(file.fileno()).st_size
@@ -183,8 +187,6 @@ def _take_permissions(file: IO[bytes], target: str) -> None:
 
 
 def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    if file.read(2) == b"PK":
-        raise ValueError("it is a zip archive; unpack it first")
     file.seek(0)
     version = npy.read_magic(file)
     if version not in _HEADERS:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .apply_job import fit
-from .errors import CommandError, reason
+from .errors import CommandError, listed, reason
 from .new_zarr import RECORD
 from .npy_files import meaning, require_regular_file
 from .zarr_grid import Box, Grid
@@ -143,18 +143,27 @@ def _open(path: str) -> zarr.Array:
     try:
         import zarr
     except ImportError as error:
-        raise CommandError(f"{path}: needs zarr (pip install 'ascend-grad[zarr]'): {error}") from error
+        raise CommandError(f"{path}: needs zarr (pip install zarr): {error}") from error
     for name in _METADATA:
         file = os.path.join(path, name)
         if os.path.lexists(file):
             size = require_regular_file(file).st_size
             if size > _METADATA_LIMIT:
                 raise CommandError(f"{file}: expected at most {_METADATA_LIMIT} bytes of metadata, got {size}")
+    store = zarr.storage.LocalStore(path, read_only=True)
     try:
         with unstable_dtypes():
-            return zarr.open_array(zarr.storage.LocalStore(path, read_only=True), mode="r")
-    except Exception as error:  # zarr may raise anything for a group, or for damaged metadata
+            node = zarr.open(store, mode="r")
+            if isinstance(node, zarr.Array):
+                return node
+            members = node.members(max_depth=None)
+            names = sorted(os.path.join(path, name) for name, member in members if isinstance(member, zarr.Array))
+    except MemoryError:
+        raise
+    except Exception as error:  # zarr may raise anything for damaged metadata
         raise _unusable(path, error) from error
+    arrays = f"name one of its arrays: {listed(names)}" if names else "without arrays"
+    raise CommandError(f"{path}: expected a Zarr array, got a group; {arrays}")
 
 
 def _check_blosc(path: str, size: int) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import errno
+import gzip
+import io
+import json
 import os
+import pickle
 import re
 import shutil
 import stat
 import tracemalloc
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -98,8 +103,8 @@ def test_objects_are_never_unpickled(dtype, capsys):
     ("name", "message"),
     [
         ("absent.npy", "absent.npy: No such file"),
-        ("archive.npz", "archive.npz: not a .npy file that can be used: it is a zip archive; unpack it first"),
-        ("empty.npz", "empty.npz: not a .npy file that can be used: it is a zip archive; unpack it first"),
+        ("archive.npz", "archive.npz: expected a .npy file; it is an .npz archive with the arrays a, b;"),
+        ("empty.npz", "empty.npz: expected a .npy file; it is a zip archive; unpack it first"),
         ("fifo", "fifo: not a regular file"),
         ("directory", "directory: expected a .npy file, got a directory that is no Zarr array"),
         ("socket", "socket: not a regular file"),
@@ -107,17 +112,62 @@ def test_objects_are_never_unpickled(dtype, capsys):
         ("/dev/null", "/dev/null: not a regular file"),
         ("/dev/zero", "/dev/zero: not a regular file"),
         ("/proc/self/mem", "/proc/self/mem: cannot be read: Input/output error"),
-        ("/proc/self/status", "/proc/self/status: not a .npy file that can be used"),
+        ("/proc/self/status", "/proc/self/status: expected a .npy file; it is text"),
     ],
 )
 def test_what_cannot_be_an_input(name, message, capsys):
-    np.savez("archive.npz", a=np.zeros(100))
+    np.savez("archive.npz", a=np.zeros(100), b=np.zeros(1))
     np.savez("empty.npz")
     os.mkfifo("fifo")
     os.mkdir("directory")
     os.mknod("socket", stat.S_IFSOCK | 0o600)
     os.symlink("loop", "loop")
     assert message in refused(capsys, "softmax", "--input", name, "-o", "out.npy")
+
+
+def zipped(*names: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name in names:
+            archive.writestr(name, b"")
+    return buffer.getvalue()
+
+
+def tensors(*names: str) -> bytes:
+    description = json.dumps({"__metadata__": {}} | dict.fromkeys(names)).encode()
+    return len(description).to_bytes(8, "little") + description
+
+
+OTHER_FORMATS = {
+    "x.npz": (zipped("a.npy", "b.npy"), "an .npz archive with the arrays a, b; numpy.save('FILE.npy', numpy.load("),
+    "many.npz": (zipped(*(f"{n}.npy" for n in range(9))), "with the arrays 0, 1, 2, 3, 4 and 4 more;"),
+    "x.pt": (zipped("x/data.pkl", "x/data/0"), "a file of torch.save; numpy.save('FILE.npy', torch.load('x.pt')["),
+    "old.pth": (pickle.dumps(1, 2), "a pickle, which is not read here; numpy.save('FILE.npy', torch.load("),
+    "x.zarr.zip": (
+        zipped("x/zarr.json", "x/c/0"),
+        "a Zarr array or group in a zip archive; unpack it into a directory",
+    ),
+    "damaged.zip": (b"PK\x03\x04", "a damaged zip archive"),
+    "x.safetensors": (
+        tensors("a", "b"),
+        "a safetensors file with the tensors a, b; numpy.save('FILE.npy', safetensors.",
+    ),
+    "x.h5": (b"\x89HDF\r\n\x1a\n", "an HDF5 file; numpy.save('FILE.npy', h5py.File('x.h5')['NAME'][:]) makes one"),
+    "x.csv": (b"1.5,2\n3,4\n", "text; numpy.save('FILE.npy', numpy.loadtxt('x.csv', delimiter=',')) makes one"),
+    "x.txt": (b"1.5 2\n3 4\n", "text; numpy.save('FILE.npy', numpy.loadtxt('x.txt')) makes one"),
+    "x.npy.gz": (gzip.compress(b"x"), "compressed; decompress it first"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_FORMATS)
+def test_other_formats(name, capsys):
+    """The message tells how to make a .npy file."""
+    content, message = OTHER_FORMATS[name]
+    Path(name).write_bytes(content)
+    expected = f"{name}: expected a .npy file; it is "
+    found = refused(capsys, "softmax", "--input", name, "-o", "out.npy")
+    assert found.startswith(expected)
+    assert message in found
 
 
 @pytest.mark.parametrize(
@@ -131,6 +181,8 @@ def test_what_cannot_be_an_input(name, message, capsys):
         (np.zeros((2, 3), "f4"), np.zeros((2, 3), "f4"), ("--backend", "npu"), "backend 'npu'"),
         (np.zeros((2, 3), "f4"), np.zeros((2, 3), "f4"), ("--dtype", "bfloat16"), "int16 or uint16, not float32"),
         (np.zeros((2, 3), BFLOAT16), np.zeros((2, 3), BFLOAT16), (), "add --dtype bfloat16"),
+        (np.zeros((2, 3), "i2"), np.zeros((2, 3), "i2"), (), "these are the bits of bfloat16, add --dtype bfloat16"),
+        (np.zeros((2, 3), ">u2"), np.zeros((2, 3), "f4"), (), "these are the bits of bfloat16, add --dtype bfloat16"),
         (np.zeros((2, 3), "V3"), np.zeros((2, 3), "V3"), (), "grad_output: expected dtype float32"),
         (np.zeros((1,) * 9, "f4"), np.zeros((1,) * 9, "f4"), (), "rank 0 to 8"),
     ],

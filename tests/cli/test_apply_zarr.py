@@ -887,7 +887,8 @@ def test_linear_operators_take_files_alone(capsys):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("group", "group: not a Zarr array that can be used: "),
+        ("group", "group: expected a Zarr array, got a group; without arrays"),
+        ("members", "members: expected a Zarr array, got a group; name one of its arrays: members/a, members/b/c"),
         ("damaged", "damaged: not a Zarr array that can be used: "),
         ("raw", "raw: elements of 2 raw bytes; if this is bfloat16, add --dtype bfloat16"),
         ("integers", "softmax: input: expected dtype float32"),
@@ -896,6 +897,9 @@ def test_linear_operators_take_files_alone(capsys):
 )
 def test_what_cannot_be_an_input(name, text, capsys):
     zarr.open_group("group", mode="w")
+    zarr.open_group("members", mode="w").create_group("b")
+    save_zarr("members/a", np.zeros(3), (2,))
+    save_zarr("members/b/c", np.zeros(3), (2,))
     save_zarr("raw", np.zeros(3, BFLOAT16), (2,))
     save_zarr("integers", np.zeros(3, int), (2,))
     save_zarr("text", np.zeros(3, "S3"), (2,))
@@ -922,7 +926,7 @@ def test_what_does_not_go_together(order, capsys):
         (("-o", "out", "--dim", "1"), "dim: expected a value in [-1, 0], got 1"),
         (
             ("-o", "out", "--dtype", "bfloat16"),
-            "x: --dtype bfloat16 is for elements of 2 raw bytes, int16 or uint16, not float64",
+            "int16 or uint16, not float64",
         ),
     ],
 )
@@ -934,5 +938,5 @@ def test_options_that_are_refused(options, text, capsys):
 def test_without_zarr(capsys, monkeypatch):
     save_zarr("x", np.zeros(3), (2,))
     monkeypatch.setitem(sys.modules, "zarr", None)
-    text = "x: needs zarr (pip install 'ascend-grad[zarr]')"
+    text = "x: needs zarr (pip install zarr)"
     assert text in refused(capsys, "softmax", "--input", "x", "-o", "out")

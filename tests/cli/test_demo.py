@@ -438,7 +438,7 @@ def test_a_plot_that_cannot_be_written_is_refused_first(name, tmp_path, capsys):
 def test_without_matplotlib_the_plot_is_refused_first(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["demo", "--save-plot", "loss.png"]) == 2
-    assert "ascend-grad[plot]" in capsys.readouterr().err
+    assert "pip install matplotlib" in capsys.readouterr().err
 
 
 def test_settings_that_the_library_refuses(capsys):
