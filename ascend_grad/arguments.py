@@ -50,9 +50,22 @@ def any_array(value: object, name: str, operator: str | None) -> np.ndarray:
     except MemoryError:
         raise
     except Exception as error:  # an object's own conversion may raise anything
+        _check_dense(value, name, operator)
         raise ParamTypeError(
             f"{name}: expected an array, got {type(value).__name__}, which does not convert: {error}", operator=operator
         ) from error
+
+
+def _check_dense(value: object, name: str, operator: str | None) -> None:
+    """Raise for sparse arrays and tables that NumPy does not convert to numbers, and name the call that converts."""
+    kind = type(value)
+    for method in ("toarray", "todense"):
+        if hasattr(kind, method):
+            message = f"{name}: expected a dense array, got {kind.__name__}; pass {name}.{method}()"
+            raise ParamTypeError(message, operator=operator)
+    if hasattr(kind, "to_numpy"):
+        message = f"{name}: expected numbers, got {kind.__name__} of objects; pass to_numpy() of its numeric columns"
+        raise ParamTypeError(message, operator=operator)
 
 
 def check_class(kind: type, name: str, operator: str | None) -> None:
@@ -77,6 +90,8 @@ def converted_by_numpy(value: object, name: str, operator: str | None = None) ->
     """Return an argument without DLPack as a plain array: NumPy's own, a buffer, a sequence, or ``__array__``."""
     array = any_array(value, name, operator)
     check_class(type(array), name, operator)
+    if array.dtype == object:
+        _check_dense(value, name, operator)
     if array.dtype != object:  # a recursive list gives an object array
         for kind in arrays.classes_within(value):
             check_class(kind, name, operator)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 import strategies
 from faults import INVALID, NULL, TYPE, outcome
 from hypothesis import given
@@ -263,6 +264,45 @@ def test_objects_that_are_no_arrays():
     for value, text in (({1: 2}, "dict {1: 2}"), ({3}, "set {3}"), ([1, None], "list [1, None]"), (iter("a"), "str_")):
         with pytest.raises(ag.ParamTypeError, match=re.escape(f"input: expected an array of numbers, got {text}")):
             ag.softmax(value)
+
+
+class Sparse:
+    """Imitate a sparse array that refuses to be made dense."""
+
+    def __array__(self, *arguments, **settings):
+        raise RuntimeError("cannot convert a sparse array to dense automatically")
+
+    def todense(self):
+        return np.eye(3)
+
+
+class Table:
+    """Imitate a table with a column of text."""
+
+    def __array__(self, *arguments, **settings):
+        return np.array([[1.0, "a"]], object)
+
+    def to_numpy(self):
+        return self.__array__()
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (scipy.sparse.csr_matrix(np.eye(3)), "expected a dense array, got csr_matrix; pass {}.toarray()"),
+        (scipy.sparse.coo_array(np.eye(3)), "expected a dense array, got coo_array; pass {}.toarray()"),
+        (Sparse(), "expected a dense array, got Sparse; pass {}.todense()"),
+        (Table(), "expected numbers, got Table of objects; pass to_numpy() of its numeric columns"),
+    ],
+)
+def test_sparse_arrays_and_tables(value, message, position):
+    """The message names the call that makes an array."""
+    arguments: list = [np.eye(3), np.eye(3), np.zeros(3, int)]
+    arguments[position] = value
+    name = ("input", "weight", "target")[position]
+    with pytest.raises(ag.ParamTypeError, match=re.escape(f"{name}: {message.format(name)}")):
+        ag.linear_cross_entropy(*arguments)
 
 
 @pytest.mark.parametrize("half", [Fraction(1, 2), Decimal("0.5")])

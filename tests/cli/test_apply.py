@@ -103,6 +103,15 @@ def test_bfloat16_results_can_be_read_again():
     assert_same_file(np.full((2, 4), 0.25, BFLOAT16))
 
 
+@pytest.mark.parametrize("stored", ["<i2", ">i2", "<u2", ">u2"])
+def test_bits_of_bfloat16_in_integers(stored):
+    """The result is as of raw elements."""
+    arguments = values("softmax_backward", (4, 9), BFLOAT16)
+    bits = {name: array.view(np.uint16).astype(stored) for name, array in arguments.items()}
+    apply("softmax_backward", *save(**bits), raw=True)
+    assert_same_file(ag.softmax_backward(**arguments))
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_header_that_python_2_wrote():
     """A file whose header Python 2 wrote is read without the warnings of NumPy and of Python's parser."""

@@ -126,6 +126,14 @@ def test_the_other_byte_order():
     assert_identical("out", ag.softmax(x))
 
 
+@pytest.mark.parametrize("stored", ["int16", ">u2"])
+def test_bits_of_bfloat16_in_integers(stored):
+    x = values("softmax", (4, 5), DTYPES["bfloat16"])["input"]
+    save_zarr("x", x.view("u2").astype(stored), (2, 5))
+    assert main(["apply", "softmax", "--input", "x", "--dtype", "bfloat16", "-o", "out"]) == 0
+    assert_identical("out", ag.softmax(x))
+
+
 def test_arrays_of_a_group():
     group = zarr.open_group("group", mode="w")
     x = values("softmax", (4, 5), np.float32)["input"]

@@ -76,6 +76,18 @@ def test_one_chunk_has_the_bits_of_one_call(dtype):
     assert_same_file(top.index, "top_k_index.npy")
 
 
+def test_bits_of_bfloat16_in_integers(capsys):
+    """Targets of 2 bytes stay integers."""
+    hidden, weight, targets = problem(DTYPES["bfloat16"])
+    for name, array in zip(INPUTS, (hidden.view("i2"), weight.view("u2"), targets.astype("i2"))):
+        np.save(name, array)
+    assert "hidden.npy: expected floating-point numbers, got int16; if" in refused(
+        capsys, *INPUTS, "-o", "a", command="score"
+    )
+    assert main(["score", *INPUTS, *outputs(*LOSSES), "--dtype", "bfloat16"]) == 0
+    assert_losses(losses(hidden, weight, targets))
+
+
 @pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", DTYPES)
