@@ -152,7 +152,7 @@ def copy_declarations() -> None:
 
 
 def direct_dependencies(path: Path) -> set[Path]:
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     modules = {path.stem}  # a module reads its own declarations
     for module, names in CIMPORT.findall(text):
         modules |= {module} if module else set(re.findall(r"\w+", names))
@@ -194,7 +194,7 @@ class BuildExt(build_ext):
         versions = f"Cython {Cython.__version__}, NumPy {numpy.__version__}"
         arguments = f"{cython_args} {KERNELS} {BASELINE_ARGS} {compile_args} {link_args}"
         text = f"{versions} {self.compiler.compiler_so} {self.compiler.linker_so} {MACROS} {DIRECTIVES} {arguments}\n"
-        changed = not recipe.exists() or recipe.read_text() != text
+        changed = not recipe.exists() or recipe.read_text(encoding="utf-8") != text
 
         copy_declarations()
         # Outdated modules are found here, as Cython would translate all modules in each new environment, whose NumPy
@@ -226,7 +226,7 @@ class BuildExt(build_ext):
                 force=True,
             )
         if changed:
-            recipe.write_text(text)
+            recipe.write_text(text, encoding="utf-8")
         self.parallel = self.parallel or len(os.sched_getaffinity(0))
         self.compile_kernels(compile_args)
         super().build_extensions()
@@ -302,7 +302,7 @@ class BuildExt(build_ext):
         """Return the reason why a program cannot be compiled, linked and run, or "" if it can."""
         compiler = " ".join([self.compiler.compiler_so[0], *arguments])
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-            Path("probe.c").write_text(source)
+            Path("probe.c").write_text(source, encoding="utf-8")
             try:
                 objects = self.compiler.compile(["probe.c"], extra_preargs=arguments)
             except (CCompilerError, PlatformError) as error:

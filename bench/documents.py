@@ -159,7 +159,7 @@ def filled(text: str, contents: dict[str, str]) -> str:
 def kept() -> tuple[Results | None, Results | None, Results | None, Results | None]:
     """Read the results in the source tree: speed, accuracy, the linear operators, and tensors."""
     speed, accuracy, linear, tensors = (
-        Results.from_json(path.read_text()) if path.exists() else None
+        Results.from_json(path.read_text(encoding="utf-8")) if path.exists() else None
         for path in (SPEED_FILE, ACCURACY_FILE, LINEAR_FILE, TENSORS_FILE)
     )
     return speed, accuracy, linear, tensors
@@ -168,7 +168,7 @@ def kept() -> tuple[Results | None, Results | None, Results | None, Results | No
 def keep_grid(grid: GridResults) -> None:
     """Write a random grid to the source tree, replacing an earlier one of the same seed."""
     FOLDER.mkdir(exist_ok=True)
-    (FOLDER / GRID_FILE.format(grid.seed)).write_text(grid.to_json())
+    (FOLDER / GRID_FILE.format(grid.seed)).write_text(grid.to_json(), encoding="utf-8")
 
 
 def kept_grids() -> list[GridResults]:
@@ -180,7 +180,7 @@ def parallel_blocks() -> dict[str, str]:
     """Make the blocks of the losses over ranks, from the results in the source tree."""
     if not PARALLEL_FILE.exists():
         return {}
-    results = ParallelResults.from_json(PARALLEL_FILE.read_text())
+    results = ParallelResults.from_json(PARALLEL_FILE.read_text(encoding="utf-8"))
     facts = "; ".join(f"{name} {value}" for name, value in results.machine.items())
     sums = f"Sums over the processes take what {parallel_report.network_text(results)} would."
     return {
@@ -200,7 +200,7 @@ def loss_blocks(results: LossResults) -> dict[str, str]:
 
 def kept_loss_blocks() -> dict[str, str]:
     """Make the blocks of the losses from the results in the source tree, or none without results."""
-    return loss_blocks(LossResults.from_json(LOSSES_FILE.read_text())) if LOSSES_FILE.exists() else {}
+    return loss_blocks(LossResults.from_json(LOSSES_FILE.read_text(encoding="utf-8"))) if LOSSES_FILE.exists() else {}
 
 
 def contents_of_documents() -> dict[str, str]:
@@ -212,7 +212,7 @@ def update_documents() -> None:
     """Update the blocks of the documents from the results in the source tree."""
     contents = contents_of_documents()
     for path in DOCUMENTS:
-        path.write_text(filled(path.read_text(), contents))
+        path.write_text(filled(path.read_text(encoding="utf-8"), contents), encoding="utf-8")
 
 
 def draw_charts(results: Path, folder: Path) -> None:
@@ -225,11 +225,11 @@ def draw_charts(results: Path, folder: Path) -> None:
     folder : Path
         The folder of the pages.
     """
-    speed = Results.from_json((results / SPEED_FILE.name).read_text())
+    speed = Results.from_json((results / SPEED_FILE.name).read_text(encoding="utf-8"))
     rowwise_report.chart(speed.speed, folder / CHART)
     grid_chart(_grids(results), folder / GRID_CHART)
 
 
 def _grids(folder: Path) -> list[GridResults]:
-    found = [GridResults.from_json(path.read_text()) for path in folder.glob(GRID_FILE.format("*"))]
+    found = [GridResults.from_json(path.read_text(encoding="utf-8")) for path in folder.glob(GRID_FILE.format("*"))]
     return sorted(found, key=lambda grid: grid.seed)

@@ -91,6 +91,6 @@ def _version(distribution: str) -> str | None:
 
 def _read(path: str | Path) -> str:
     try:
-        return Path(path).read_text().strip()
+        return Path(path).read_text(encoding="utf-8").strip()
     except OSError:
         return ""

@@ -151,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
         if name in shown:
             print(shown[name])
     if args.json:
-        args.json.write_text(results.to_json())
+        args.json.write_text(results.to_json(), encoding="utf-8")
     for failure in failures:
         print(f"ascend-grad bench: failed: {failure.case}: {failure.error}", file=sys.stderr)
     if args.plot and speed:
@@ -160,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
         print("ascend-grad bench: the documents stay as they are", file=sys.stderr)
     elif args.update_readme:
         file.parent.mkdir(exist_ok=True)
-        file.write_text(results.to_json())
+        file.write_text(results.to_json(), encoding="utf-8")
         documents.update_documents()
     return 0 if not failures and all(worst.error <= 1 for worst in accuracy) else 1
 

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, num_threads: int) -> int:
     results = GridResults.of(machine.describe(), num_threads, args.grid, args.seed or 0, rows, failures)
     _print(results)
     if args.json:
-        args.json.write_text(results.to_json())
+        args.json.write_text(results.to_json(), encoding="utf-8")
     if args.plot and results.rows:
         chart.chart([results], args.plot)
     for failure in failures:

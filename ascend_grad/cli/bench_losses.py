@@ -45,14 +45,14 @@ def run(args: argparse.Namespace, num_threads: int) -> int:
         if name != "loss_machine":
             print(content)
     if args.json:
-        args.json.write_text(results.to_json())
+        args.json.write_text(results.to_json(), encoding="utf-8")
     for failure in failures:
         print(f"ascend-grad bench: failed: {failure.case}: {failure.error}", file=sys.stderr)
     if args.update_readme and failures:
         print("ascend-grad bench: the documents stay as they are", file=sys.stderr)
     elif args.update_readme:
         documents.LOSSES_FILE.parent.mkdir(exist_ok=True)
-        documents.LOSSES_FILE.write_text(results.to_json())
+        documents.LOSSES_FILE.write_text(results.to_json(), encoding="utf-8")
         documents.update_documents()
     return 1 if failures else 0
 

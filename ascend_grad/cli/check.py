@@ -154,7 +154,9 @@ def run(args: argparse.Namespace) -> int:
     passed = all(row.passes for row in rows)
     if args.json:
         content = [asdict(row) | {"verdict": row.verdict} for row in rows]
-        args.json.write_text(json.dumps({"backend": args.backend, "status": status.reason, "rows": content}, indent=2))
+        args.json.write_text(
+            json.dumps({"backend": args.backend, "status": status.reason, "rows": content}, indent=2), encoding="utf-8"
+        )
     if not any(row.cases for row in rows):
         print("nothing of this can be computed here")
         return 1

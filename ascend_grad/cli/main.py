@@ -61,7 +61,7 @@ class _NamedStream:
             yield
         except OSError as error:
             # Python flushes buffers at exit. It would report the error again and change the exit status.
-            with open(os.devnull, "w") as nowhere:
+            with open(os.devnull, "w", encoding="utf-8") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
             error.filename = self._name
             raise
@@ -142,7 +142,7 @@ def _standard_streams() -> Iterator[None]:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     with ExitStack() as streams:
-        nowhere = streams.enter_context(open(descriptor, "w"))
+        nowhere = streams.enter_context(open(descriptor, "w", encoding="utf-8"))
         if sys.stdout is None:
             streams.enter_context(redirect_stdout(nowhere))
         if sys.stderr is None:

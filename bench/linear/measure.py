@@ -125,7 +125,7 @@ def resident_growth(call: Any) -> int:
     call_small_first()
     # Freed memory is returned to the system, so that this call cannot reuse it, and the recorded peak is reset.
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     before = _status("VmRSS")
     result = call()
     growth = _status("VmHWM") - before
@@ -144,5 +144,5 @@ def call_small_first() -> None:
 
 
 def _status(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field + ":")) * 1024

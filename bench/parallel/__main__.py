@@ -19,4 +19,4 @@ if __name__ == "__main__":
     results = measure(arguments.processes)
     print(measured_block(results), network_text(results), model_block(results), sep="\n")
     if arguments.keep:
-        PARALLEL_FILE.write_text(results.to_json())
+        PARALLEL_FILE.write_text(results.to_json(), encoding="utf-8")

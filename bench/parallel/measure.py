@@ -78,4 +78,4 @@ def _mpiexec() -> str:
 def _side(file: Path, launcher: list[str], threads: int) -> dict[str, Any]:
     command = [*launcher, sys.executable, "-m", "ascend_grad.bench.parallel.rank", str(file), str(threads)]
     subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": str(threads)})
-    return json.loads(file.read_text())
+    return json.loads(file.read_text(encoding="utf-8"))

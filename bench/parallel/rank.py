@@ -82,7 +82,7 @@ def main(file: str, threads: str) -> None:
     if ranks.size > 1:
         found["sums"] = [(size, sum_seconds(ranks, size)) for size in (SMALL, LARGE)]
     if ranks.rank == 0:
-        Path(file).write_text(json.dumps(found))
+        Path(file).write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":
