@@ -85,7 +85,7 @@ DIRECTIVES = {
 
 PLAIN_PROBE = "#include <pyconfig.h>\nint main(void) { return 0; }\n"
 
-# The probe starts a team, as some tool chains compile and link OpenMP but lack its library at run time.
+# This program starts a team, as some tool chains compile and link OpenMP but lack its library at run time.
 OPENMP_PROBE = """\
 #include <omp.h>
 int main(void)
@@ -96,6 +96,8 @@ int main(void)
     return count < 1 || omp_get_max_threads() < 1;
 }
 """
+
+NO_LINUX = "ascend_grad needs Linux, and cannot be built for {}"
 
 NO_COMPILER = """
 ascend_grad is built from C, which does not work here: {}.
@@ -181,6 +183,8 @@ class BuildExt(build_ext):
     """A build_ext that tests the compiler's features, and rebuilds all modules if they or the flags have changed."""
 
     def build_extensions(self) -> None:
+        if not self.plat_name.startswith("linux"):
+            raise SystemExit(NO_LINUX.format(self.plat_name))
         if self.compiler.compiler_type != "unix":
             raise SystemExit(f"ascend_grad needs GCC or Clang, not the compiler {self.compiler.compiler_type!r}")
         if failure := self.probe(PLAIN_PROBE, []):
@@ -282,9 +286,11 @@ class BuildExt(build_ext):
             compile_args.append("-DAG_EMULATE_AMX")
         if switch("ASCEND_GRAD_EMULATE_BFMMLA", "0"):
             compile_args.append("-DAG_EMULATE_BFMMLA")
+        # No program runs here if a cross compiler made it, or if the temporary folder forbids execution.
+        runs = not self.probe(PLAIN_PROBE, [], runs=True)
         if not switch("ASCEND_GRAD_OPENMP", "1"):
             print(NO_OPENMP.format("ASCEND_GRAD_OPENMP=0 asks for it"))
-        elif failure := self.probe(OPENMP_PROBE, ["-fopenmp"]):
+        elif failure := self.probe(OPENMP_PROBE, ["-fopenmp"], runs=runs):
             print(NO_OPENMP.format(failure))
         else:
             compile_args.append("-fopenmp")
@@ -298,8 +304,8 @@ class BuildExt(build_ext):
             link_args.append(flag)
         return compile_args, link_args
 
-    def probe(self, source: str, arguments: list[str]) -> str:
-        """Return the reason why a program cannot be compiled, linked and run, or "" if it can."""
+    def probe(self, source: str, arguments: list[str], *, runs: bool = False) -> str:
+        """Return the reason why a program cannot be compiled and linked (`runs`: and run), or "" if it can."""
         compiler = " ".join([self.compiler.compiler_so[0], *arguments])
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             Path("probe.c").write_text(source, encoding="utf-8")
@@ -312,7 +318,8 @@ class BuildExt(build_ext):
             except (CCompilerError, PlatformError) as error:
                 return f"'{compiler}' cannot link a small program ({error})"
             try:
-                subprocess.run(["./probe"], check=True, timeout=60)
+                if runs:
+                    subprocess.run(["./probe"], check=True, timeout=60)
             except (OSError, subprocess.SubprocessError) as error:
                 return f"a small program made by '{compiler}' does not run ({error})"
         return ""

@@ -9,11 +9,11 @@ array([[ 0.1875, -0.0625, -0.0625, -0.0625],
 """
 
 try:
-    from . import _cpu as _compiled  # noqa: F401
+    from . import _compiled  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        f"the compiled modules of ascend_grad cannot be imported from {__path__[0]}; if that is the source tree, start "
-        "Python in another folder, or build in place with: pip install -e ."
+        f"the compiled modules of ascend_grad cannot be imported from {__path__[0]} ({error}); if that is the source "
+        "tree, start Python in another folder, or build in place with: pip install -e ."
     ) from error
 
 from . import npu

@@ -16,7 +16,7 @@ from .errors import STATUS_CODES, BackendUnavailableError, device_error
 
 logger = logging.getLogger("ascend_grad")
 
-cdef extern from "ascend_grad/acl/loader.h" nogil:
+cdef extern from "ascend_grad/glibc.h" nogil:
     void *dlopen(const char *path, int mode)
     void *dlsym(void *library, const char *name)
     int dlinfo(void *library, int request, void *answer)

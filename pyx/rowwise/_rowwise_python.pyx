@@ -4,7 +4,7 @@ from cython.parallel cimport prange
 
 cimport numpy as cnp
 
-from ascend_grad cimport _cpu, _memory, _threads
+from ascend_grad cimport _cpu, _memory, _openmp, _threads
 from ascend_grad._call cimport FIRST_OPERAND, MASK_OPERAND, SCALE_OPERAND, SECOND_OPERAND, Call, Result
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport ag_stream_add, ag_variant
@@ -145,6 +145,8 @@ def stream_add(float[::1] a, float[::1] b, float[::1] out, bint nontemporal, int
     """Compute out = a + b: the memory traffic of a backward operator without its arithmetic, for benchmarks."""
     cdef Py_ssize_t block = 1 << 14, blocks = ceil_div(a.shape[0], 1 << 14), index
     cdef ag_variant variant = _cpu.active()
+    if not _openmp.can_start_team(num_threads):
+        num_threads = 1
     for index in prange(blocks, nogil=True, num_threads=num_threads, schedule="dynamic"):
         ag_stream_add(
             variant, &a[index * block], &b[index * block], &out[index * block],

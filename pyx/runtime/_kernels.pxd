@@ -12,7 +12,6 @@ cdef extern from "ascend_grad/base.h" nogil:
 
 cdef extern from "ascend_grad/cpu.h" nogil:
     long ag_cache_size(int level, long fallback)
-    int ag_affinity_cores()
 
 cdef extern from "ascend_grad/foreach_isa.h" nogil:
     ctypedef enum ag_variant:

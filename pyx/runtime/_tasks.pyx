@@ -145,6 +145,8 @@ cdef int run_team(
         last_check[0] = ag_coarse_ns()
     if default_threads and threads > 1 and _threads.is_oversubscribed():
         threads = 1
+    if not _openmp.can_start_team(threads):
+        threads = 1
     team.is_cancelled, team.default_threads, team.last_check = False, default_threads, last_check
     ag_team_init(&team.team, threads, 1 if threads == 1 else _threads.usable_cores())
     if threads == 1:
@@ -161,6 +163,7 @@ cdef int run_team(
                 ag_team_shutdown(&team.team)
             else:
                 wait_for_phases(&team, threadid())
+        _openmp.record_pool(team.team.size)
         if default_threads:
             # Threads that lack a core also delay the end of the team.
             _threads.record_team_times(

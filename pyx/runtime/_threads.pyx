@@ -3,7 +3,7 @@
 import os
 
 from ascend_grad cimport _openmp
-from ascend_grad._kernels cimport ag_affinity_cores, ag_coarse_ns
+from ascend_grad._kernels cimport ag_coarse_ns
 
 cdef extern from *:
     """
@@ -16,7 +16,6 @@ cdef extern from *:
 # Calls run concurrently without the GIL, so variables that they share are atomic. They may still overwrite each other's
 # times, which are only hints.
 cdef ag_atomic_int _limit = 0     # the number from set_num_threads or the environment; 0: none
-cdef bint _is_forked_child = False
 
 # All times are in nanoseconds. The threads of a team fall asleep after a while without calls, and take long to wake if
 # the cores are busy (milliseconds were measured, as the calling thread spins and keeps its worker from a core). So a
@@ -39,33 +38,36 @@ cdef ag_atomic_double _gain = 0.0           # time that teams saved against one 
 cdef ag_atomic_int _detects_oversubscription = True
 
 
-def _quota_of_control_group(root="/sys/fs/cgroup", membership="/proc/self/cgroup"):
+def _read(path):
+    """Return the bytes of a file. Names of control groups are bytes, of no encoding that Python knows."""
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _quota_of_control_group(root=b"/sys/fs/cgroup", membership=b"/proc/self/cgroup"):
     """Return the number of whole cores that the control groups of this process allow, or a large number."""
     cores = 1 << 20
     try:
-        with open(membership) as file:
-            groups = [line.rstrip("\n").split(":", 2) for line in file]
+        groups = [line.split(b":", 2) for line in _read(membership).split(b"\n") if line.count(b":") >= 2]
     except OSError:
         return cores
     for _, controllers, path in groups:
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and b"cpu" not in controllers.split(b","):
             continue
         # Version 2 has one tree and one file, version 1 a tree per controller and two files. Parent groups limit the
         # process too. Inside a container the path may not exist, and the root is the container's own group.
         tree = os.path.join(root, controllers) if controllers else root
-        parts = path.strip("/").split("/")
+        parts = path.strip(b"/").split(b"/")
         for depth in range(len(parts) + 1):
             group = os.path.join(tree, *parts[:depth])
             try:
                 if controllers:
-                    with open(f"{group}/cpu.cfs_quota_us") as quota, open(f"{group}/cpu.cfs_period_us") as period:
-                        limit, per = quota.read(), period.read()
+                    limit, per = _read(group + b"/cpu.cfs_quota_us"), _read(group + b"/cpu.cfs_period_us")
                 else:
-                    with open(f"{group}/cpu.max") as file:
-                        limit, per = file.read().split()[:2]
+                    limit, per = _read(group + b"/cpu.max").split()[:2]
                 if int(limit) > 0:
                     cores = min(cores, max(1, -(-int(limit) // int(per))))
-            except (OSError, ValueError):  # no such file, or "max"
+            except (OSError, ValueError, ZeroDivisionError):  # no such file, "max", or not what the kernel writes
                 continue
     return cores
 
@@ -75,30 +77,30 @@ cdef int _quota = _quota_of_control_group()
 
 
 cdef int usable_cores() noexcept nogil:
-    """Return the number of cores that this process may use. Its affinity may change between calls."""
-    return min(ag_affinity_cores(), _quota)
+    """Return the number of cores that a team of this thread may use. It may change between calls."""
+    return min(_openmp.usable_cores(), _quota)
+
+
+cdef int possible(int threads) noexcept nogil:
+    """Return the number of threads, or 1 if this thread cannot start a team."""
+    return threads if _openmp.may_start_team(threads) else 1
 
 
 cpdef int default_threads() noexcept nogil:
     """Return the number of threads of a large call by default. OpenMP's number may change between calls."""
     cdef int limit = _limit  # read once, as another thread may set it meanwhile
-    if _is_forked_child:
-        return 1
-    if limit > 0:
-        return limit
-    return max(1, min(_openmp.max_threads(), usable_cores()))
+    return possible(limit if limit > 0 else max(1, min(_openmp.max_threads(), usable_cores())))
 
 
 cdef int choose_num_threads(double cost, int asked) noexcept nogil:
     """Return the number of threads of a call that would take `cost` nanoseconds serially.
 
-    It is `asked` unless that is 0, else 1 or the default, whichever is faster. A caller inside a team gets 1.
+    It is `asked` unless that is 0, else 1 or the default, whichever is faster. A caller inside a team gets 1. A thread
+    that cannot start a team always gets 1.
     """
     global _last_use, _busy_time
-    if _is_forked_child:
-        return 1
     if asked > 0:
-        return asked
+        return possible(asked)
     if cost < SERIAL_GATE or _openmp.in_parallel():
         return 1
     if ag_coarse_ns() - _last_use > IDLE_TIME:
@@ -112,10 +114,8 @@ cdef int choose_num_threads(double cost, int asked) noexcept nogil:
 
 cdef int expected_threads(double cost, int asked) noexcept nogil:
     """Return the number of threads of calls that follow one another, each of `cost` nanoseconds serially."""
-    if _is_forked_child:
-        return 1
     if asked > 0:
-        return asked
+        return possible(asked)
     return 1 if cost < SERIAL_GATE or _openmp.in_parallel() else default_threads()
 
 
@@ -157,12 +157,3 @@ def detect_oversubscription(bint enabled):
     """Set whether calls are serial while other processes use the cores. Tests that count threads disable it."""
     global _detects_oversubscription
     _detects_oversubscription = enabled
-
-
-def _after_fork_in_child():
-    # The parent's team does not exist in the child, but libgomp believes that it does and would wait for it.
-    global _is_forked_child
-    _is_forked_child = True
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

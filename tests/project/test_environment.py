@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -95,19 +96,32 @@ def test_quota_of_control_groups(tmp_path):
     membership.write_text("0::/outer/inner\n")
     inner = tmp_path / "two" / "outer" / "inner"
     inner.mkdir(parents=True)
-    assert quota(str(tmp_path / "two"), str(membership)) == 1 << 20
+    assert quota(bytes(tmp_path / "two"), bytes(membership)) == 1 << 20
     (inner / "cpu.max").write_text("max 100000\n")
     (inner.parent / "cpu.max").write_text("250000 100000\n")
-    assert quota(str(tmp_path / "two"), str(membership)) == 3
+    assert quota(bytes(tmp_path / "two"), bytes(membership)) == 3
     membership.write_text("5:memory:/x\n3:cpu,cpuacct:/y\n")
     group = tmp_path / "one" / "cpu,cpuacct" / "y"
     group.mkdir(parents=True)
     (group / "cpu.cfs_quota_us").write_text("-1")
     (group / "cpu.cfs_period_us").write_text("100000")
-    assert quota(str(tmp_path / "one"), str(membership)) == 1 << 20
+    assert quota(bytes(tmp_path / "one"), bytes(membership)) == 1 << 20
     (group / "cpu.cfs_quota_us").write_text("50000")
-    assert quota(str(tmp_path / "one"), str(membership)) == 1
-    assert quota(str(tmp_path), str(tmp_path / "missing")) == 1 << 20
+    assert quota(bytes(tmp_path / "one"), bytes(membership)) == 1
+    assert quota(bytes(tmp_path), bytes(tmp_path / "missing")) == 1 << 20
+    (group / "cpu.cfs_period_us").write_text("0")
+    assert quota(bytes(tmp_path / "one"), bytes(membership)) == 1 << 20
+    membership.write_text("no group\n\n7:\n")
+    assert quota(bytes(tmp_path), bytes(membership)) == 1 << 20
+
+
+def test_names_of_control_groups_that_are_no_text(tmp_path):
+    quota = _threads._quota_of_control_group
+    name = b"/job \xff\xfe:\xe9"
+    (tmp_path / "membership").write_bytes(b"0::" + name + b"\n")
+    os.mkdir(bytes(tmp_path) + name)
+    Path(os.fsdecode(bytes(tmp_path) + name), "cpu.max").write_text("200000 100000\n")
+    assert quota(bytes(tmp_path), bytes(tmp_path / "membership")) == 2
 
 
 def test_import_is_light(run_script):

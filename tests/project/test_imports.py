@@ -27,8 +27,8 @@ LAYERS = (
     (
         "errors, and the machine",
         (
-            "errors status _version runtime/_openmp runtime/_cpu runtime/_tasks runtime/_threads runtime/_memory "
-            "arrays/_dtypes arrays/_views arrays/_overlap arrays/_dlpack xla/_xla_frame xla/_xla_losses"
+            "errors status _version _cyutility runtime/_openmp runtime/_cpu runtime/_tasks runtime/_threads "
+            "runtime/_memory arrays/_dtypes arrays/_views arrays/_overlap arrays/_dlpack xla/_xla_frame xla/_xla_losses"
         ),
     ),
     ("the Ascend libraries", "ascend/_acl ascend/_aclnn"),
@@ -55,6 +55,7 @@ LAYERS = (
     ("the registry", "backends"),
     ("the choice of a backend", "call/_dispatch dispatch"),
     ("operators and questions", "results ops threads npu inspection"),
+    ("what compiled modules import", "_compiled"),
     ("the public interface", "ascend_grad"),
     ("losses over ranks", "parallel"),
     ("bounds on errors", "bounds"),
@@ -102,7 +103,7 @@ def _sources() -> Iterator[tuple[str, Path]]:
 
 
 SOURCES = list(_sources())
-MODULES = {name for name, _ in SOURCES}
+MODULES = {name for name, _ in SOURCES} | {"_cyutility"}  # Cython generates this one
 
 
 def _modules(base: str, names: list[str]) -> Iterator[str]:
@@ -158,6 +159,8 @@ def _graph() -> dict[str, set[str]]:
     for name, path in SOURCES:
         imports = _python_imports(name, path) if path.suffix == ".py" else _cython_imports(path)
         graph[name] |= {each.rstrip(".") for each in imports} - {name}
+        if path.suffix == ".pyx":
+            graph[name].add("_cyutility")
     return graph
 
 
@@ -219,3 +222,38 @@ def test_no_circles():
         TopologicalSorter(inner).prepare()
     except CycleError as error:
         pytest.fail(f"modules import each other: {' -> '.join(error.args[1])}")
+
+
+def _reached(start: set[str], through: set[str]) -> set[str]:
+    """Return the modules that these modules import, directly or by way of the modules `through`."""
+    reached: set[str] = set()
+    left = set(start)
+    while left:
+        name = left.pop()
+        reached.add(name)
+        parts = name.split(".")
+        packages = {".".join(parts[:end]) for end in range(1, len(parts))}
+        left |= (packages | (GRAPH[name] if name in through else set())) - reached
+    return reached
+
+
+PYTHON = {name for name, path in SOURCES if path.suffix == ".py"}
+COMPILED = {name for name, path in SOURCES if path.suffix == ".pyx"} | {"_cyutility"}
+
+
+@pytest.mark.parametrize("name", sorted(PYTHON))
+def test_python_sources_tell_all_imports(name: str):
+    """A tool that freezes a program reads Python sources alone, and finds all modules that compiled modules import."""
+    start = {name, "ascend_grad"}
+    missing = _reached(start, MODULES) & (PYTHON | COMPILED) - _reached(start, PYTHON)
+    assert not missing, "add these to ascend_grad/_compiled.py, or to the package of their users"
+
+
+def test_python_sources_tell_imports_of_other_packages():
+    pattern = re.compile(r"^(?:import|from) +([a-z]\w*(?:\.\w+)*)(?= +import\b| +as\b| +#|$)", re.MULTILINE)
+    paths = dict(SOURCES)
+    by_compiled = {module for path in ROOT.glob("pyx/*/*.pyx") for module in pattern.findall(path.read_text())}
+    visible = _reached({"ascend_grad"}, PYTHON) & PYTHON
+    by_python = {module for name in visible for module in pattern.findall(paths[name].read_text())}
+    assert "numpy" in by_compiled & by_python
+    assert not by_compiled - by_python - {"ascend_grad"}, "add these to ascend_grad/_compiled.py"

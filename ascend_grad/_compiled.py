@@ -1,0 +1,46 @@
+"""Import what compiled modules import: each other, and other packages.
+
+Tools that freeze programs, such as PyInstaller, find imports in Python sources alone.
+"""
+
+import ml_dtypes  # noqa: F401
+import numpy.exceptions  # noqa: F401
+
+from . import (  # noqa: F401
+    _acl,
+    _aclnn,
+    _array_types,
+    _call,
+    _checks,
+    _cpu,
+    _cpu_backend,
+    _cross_entropy_python,
+    _cross_entropy_schedule,
+    _cyutility,
+    _dispatch,
+    _dlpack,
+    _dtypes,
+    _linear_features,
+    _linear_loss,
+    _linear_packed,
+    _linear_packing,
+    _linear_partial_sums,
+    _linear_plan,
+    _linear_problem,
+    _linear_python,
+    _linear_results,
+    _linear_rows_streamed,
+    _linear_run,
+    _linear_schedule,
+    _linear_top_k,
+    _linear_vocab_streamed,
+    _memory,
+    _openmp,
+    _overlap,
+    _rowwise_plan,
+    _rowwise_python,
+    _rowwise_schedule,
+    _tasks,
+    _threads,
+    _views,
+)

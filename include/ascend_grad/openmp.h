@@ -1,0 +1,205 @@
+/* Where OpenMP's runtime library would hang or end the process: in children of a fork, and if the system refuses threads.
+ *
+ * libgomp keeps the threads of a team for the next team of the same calling thread (its pool). After a fork the child has
+ * only the thread that forked, whose pool lists threads that do not exist: the next team would wait for them forever. So
+ * the pool of that thread is freed before the fork, whichever library has started it. Parent and child then start new
+ * threads when they need a team. The runtime of LLVM and Intel does this itself, in the child.
+ *
+ * A thread whose pool cannot be freed never starts a team in the child. That is a thread that forks within a team, or
+ * in a libgomp older than GCC 9. It is also the main thread of a child that loads this library after the fork, if OpenMP
+ * was loaded before.
+ *
+ * Both runtimes end the process if they cannot create a thread. So the threads that a team adds to a pool are created
+ * here first, for a trial.
+ */
+#ifndef ASCEND_GRAD_OPENMP_H
+#define ASCEND_GRAD_OPENMP_H
+
+#include "cpu.h"
+
+#ifdef _OPENMP
+
+#include <ctype.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "glibc.h"
+#include "team.h"
+
+enum {
+    AG_OMP_PAUSE_HARD = 2,
+    AG_POOL_IS_LOST = -1,
+    AG_PF_FORKNOEXEC = 0x40 /* Linux's mark of a process that has executed no program since it was forked */
+};
+
+/* Nanoseconds for which no larger team is tried after the system has refused threads. */
+static const double AG_REFUSAL_TIME = 1e9;
+
+/* omp_pause_resource_all is missing in libgomp before GCC 9, whose omp.h does not declare it either. The second function
+ * exists in the runtime of LLVM and Intel alone. */
+extern int ag_omp_pause(int kind) __asm__("omp_pause_resource_all") __attribute__((weak));
+extern void ag_kmp_fork_call(void) __asm__("__kmpc_fork_call") __attribute__((weak));
+
+static __thread int ag_pool;         /* threads in the pool of this thread, 0 if unknown; or AG_POOL_IS_LOST */
+static __thread int ag_child_pool;   /* what ag_pool becomes in the child of the current fork */
+static int ag_main_pool_is_lost;     /* whether the main thread of this process must not start a team */
+static size_t ag_stack_size;         /* bytes of the stacks of OpenMP's threads; 0: as for all threads */
+static _Atomic double ag_refused_at; /* time of the last refusal of threads; 0: none */
+
+/* Return whether the calling thread can have no team. */
+static int ag_pool_is_lost(void)
+{
+    return ag_pool == AG_POOL_IS_LOST || (ag_main_pool_is_lost && syscall(SYS_gettid) == getpid());
+}
+
+static void ag_before_fork(void)
+{
+    ag_child_pool = 0;
+    if (ag_pool_is_lost()) {
+        ag_child_pool = AG_POOL_IS_LOST;
+    } else if (!ag_kmp_fork_call) {
+        if (!ag_omp_pause || ag_omp_pause(AG_OMP_PAUSE_HARD) != 0) {
+            ag_child_pool = AG_POOL_IS_LOST;
+        } else {
+            ag_pool = 0;
+        }
+    }
+}
+
+static void ag_after_fork_in_child(void)
+{
+    ag_pool = ag_child_pool;
+    ag_main_pool_is_lost = 0;
+}
+
+/* Note in *found whether libgomp was loaded before the modules of this package, which lists objects in that order. */
+static int ag_find_libgomp(struct dl_phdr_info *object, size_t size, void *found)
+{
+    (void)size;
+    const char *name = strrchr(object->dlpi_name, '/');
+    if (strstr(object->dlpi_name, "/ascend_grad/_")) return 1;
+    return *(int *)found = name && strncmp(name, "/libgomp", 8) == 0;
+}
+
+/* Return whether this process is the child of a fork and has not executed a program since. */
+static int ag_is_forked(void)
+{
+    char text[512];
+    unsigned flags = 0;
+    const int file = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+    const ssize_t length = file < 0 ? 0 : read(file, text, sizeof text - 1);
+    if (file >= 0) close(file);
+    text[length > 0 ? length : 0] = 0;
+    const char *name_end = strrchr(text, ')'); /* the name of the program may contain anything */
+    return name_end && sscanf(name_end + 1, " %*c %*d %*d %*d %*d %*d %u", &flags) == 1 && flags & AG_PF_FORKNOEXEC;
+}
+
+/* Return the bytes that OMP_STACKSIZE or GOMP_STACKSIZE set, a number of KiB or with a unit; 0 if they set none. */
+static size_t ag_stack_size_of(const char *text)
+{
+    char *end;
+    unsigned long long size;
+    int shift = 10;
+    if (!text) return 0;
+    size = strtoull(text, &end, 10);
+    if (end == text) return 0;
+    while (isspace((unsigned char)*end)) end++;
+    if (*end) {
+        const char *units = "BKMG", *unit = strchr(units, toupper((unsigned char)*end));
+        if (!unit) return 0;
+        shift = (int)(unit - units) * 10;
+    }
+    return size <= ULLONG_MAX >> shift ? (size_t)(size << shift) : 0;
+}
+
+/* Prepare for forks, and read what later calls need. Called once, at import. */
+static void ag_openmp_init(void)
+{
+    const char *stack_size = getenv("OMP_STACKSIZE");
+    int was_loaded = 0;
+    ag_stack_size = ag_stack_size_of(stack_size ? stack_size : getenv("GOMP_STACKSIZE"));
+    if (!ag_kmp_fork_call && ag_is_forked()) {
+        dl_iterate_phdr(ag_find_libgomp, &was_loaded);
+        ag_main_pool_is_lost = was_loaded;
+    }
+    pthread_atfork(ag_before_fork, NULL, ag_after_fork_in_child);
+}
+
+static void *ag_wait_at_gate(void *gate)
+{
+    pthread_mutex_lock((pthread_mutex_t *)gate);
+    pthread_mutex_unlock((pthread_mutex_t *)gate);
+    return NULL;
+}
+
+/* Return whether the system creates so many threads that exist at the same time; they end before the function returns. */
+static int ag_can_create_threads(int count)
+{
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    pthread_t *threads = (pthread_t *)malloc((size_t)count * sizeof *threads);
+    pthread_attr_t attributes;
+    int created = 0;
+    if (!threads) return 0;
+    pthread_attr_init(&attributes);
+    if (ag_stack_size) pthread_attr_setstacksize(&attributes, ag_stack_size); /* OpenMP ignores a wrong size, too */
+    pthread_mutex_lock(&gate);
+    while (created < count && pthread_create(&threads[created], &attributes, ag_wait_at_gate, &gate) == 0) created++;
+    pthread_mutex_unlock(&gate);
+    for (int i = 0; i < created; i++) pthread_join(threads[i], NULL);
+    pthread_attr_destroy(&attributes);
+    free(threads);
+    return created == count;
+}
+
+/* Return whether a team of so many threads may be tried. */
+static int ag_may_start_team(int threads)
+{
+    if (threads == 1) return 1;
+    if (ag_pool_is_lost()) return 0;
+    return threads <= ag_pool || ag_refused_at == 0 || (double)ag_coarse_ns() - ag_refused_at > AG_REFUSAL_TIME;
+}
+
+/* Return whether a team of so many threads will start. Threads that its pool lacks are created for a trial. A team
+ * within a team has no pool. */
+static int ag_can_start_team(int threads)
+{
+    const int pool = omp_in_parallel() || ag_pool < 1 ? 1 : ag_pool;
+    if (!ag_may_start_team(threads)) return 0;
+    if (threads <= pool || ag_can_create_threads(threads - pool)) return 1;
+    ag_refused_at = (double)ag_coarse_ns();
+    return 0;
+}
+
+/* Record the number of threads of the calling thread's last team, which is the size of its pool from then on. */
+static void ag_record_pool(int threads)
+{
+    if (threads > 1 && !omp_in_parallel()) ag_pool = threads;
+}
+
+/* Return how many cores the calling thread's team may run on. OpenMP may have bound the calling thread to one of them,
+ * and knows those of the process before. Otherwise the threads of a team have the affinity of the calling thread. */
+static int ag_usable_cores(void)
+{
+    return omp_get_proc_bind() == omp_proc_bind_false ? ag_affinity_cores() : omp_get_num_procs();
+}
+
+#else
+
+#define omp_get_max_threads() 1
+#define omp_get_num_threads() 1
+#define omp_in_parallel() 0
+#define ag_openmp_init()
+#define ag_may_start_team(threads) 1
+#define ag_can_start_team(threads) 1
+#define ag_record_pool(threads)
+#define ag_usable_cores() ag_affinity_cores()
+
+#endif
+
+#endif
