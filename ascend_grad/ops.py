@@ -421,7 +421,8 @@ def cross_entropy(
         A target with this value adds nothing. A row without another target is ignored: it has no loss, and a gradient
         of 0.
     class_weight : array_like, shape (V,), optional
-        The weights :math:`c` of the classes, of any of the four dtypes; default: ones.
+        The weights :math:`c` of the classes, of any of the four dtypes; default: ones. A term of weight 0 is 0,
+        whatever its logit is.
     token_weight : array_like, optional
         The weight :math:`r` of each row, of any of the four dtypes; default: ones. A row of weight 0 adds nothing,
         whatever it holds.
@@ -433,8 +434,8 @@ def cross_entropy(
     lse_square_scale : float, default 0.0
         The factor of the squared lse, which keeps logits from drifting (z-loss).
     temperature : float or array_like, default 1.0
-        What logits are divided by: a positive number, or one for each row. A number outside of [2**-127, 2**126]
-        counts as the nearest end (if `input` is float64, a number below 2**-1022 as that one).
+        What logits are divided by: a positive number, or one for each row. A number outside of [2**-60, 2**60] counts
+        as the nearest end ([2**-500, 2**500] if `input` is float64).
     denominator : float, optional
         What a mean divides by, instead of the sums of weights: a positive number. Other reductions ignore it.
     grad_loss : float or array_like, optional
@@ -461,7 +462,8 @@ def cross_entropy(
         row, and that of an ignored row is 0, or -1 for `predicted`. `predicted` is the class of the largest logit,
         int64, the lowest one of several. `correct` is the number of rows with ``predicted == target``, shape ().
         Floating outputs have the dtype of the loss. `log_prob` and `correct` are of a single target, so they are
-        refused with `target_prob`.
+        refused with `target_prob`. `lse` is infinite if a logit is positive infinite, or if all are negative infinite.
+        The loss, the other outputs and the gradient of such a row are NaN.
 
     Raises
     ------
@@ -573,7 +575,8 @@ def fused_linear_cross_entropy_loss_grad(
         takes an accumulator of the size of `input` in float32 if results have 16 bits, and a copy of each result whose
         `out` overlaps an input. It never takes memory of the size of the logits. `workspace_size` returns the total.
     filter_eps : float, default 0.0
-        If positive, tiles of :math:`P` without an entry above it in magnitude may be skipped. See Notes.
+        If positive, tiles of :math:`P` without an entry above it in magnitude may be skipped. Plans that pack nothing
+        skip no tile. See Notes.
     out : pair of (ndarray or None), optional
         The arrays for the results, each as in `softmax_backward`; None for a new array. They must not overlap each
         other. The entry of a result that `output_mask` skips must be None.
@@ -831,13 +834,13 @@ def linear_cross_entropy(
     output_mask : pair of bool, default (True, True)
         Which of the two gradients to compute.
     workspace_bytes, filter_eps
-        As in `fused_linear_cross_entropy_loss_grad`. Label smoothing puts at least ``grad * s / V`` into every entry of
-        the gradient, so a `filter_eps` below that skips nothing.
+        As in `fused_linear_cross_entropy_loss_grad`. The gradient of the bias is never filtered.
     token_weight : array_like, shape (BT,), optional
         Factors :math:`r` of the losses of the rows, of any of the four dtypes. A row of weight 0 adds nothing to the
         loss and to the gradients, whatever values it holds.
     class_weight : array_like, shape (V,), optional
-        Factors :math:`c` of the vocabulary entries, of any of the four dtypes.
+        Factors :math:`c` of the vocabulary entries, of any of the four dtypes. A term of weight 0 is 0, whatever its
+        logit is.
     target_prob : array_like, shape (BT, K), optional
         Probabilities :math:`q` of K targets in each row, of any of the four dtypes. A target that is `ignore_index`
         adds nothing, and a row of such targets alone is ignored. Targets that occur twice in a row are added up.
@@ -854,7 +857,8 @@ def linear_cross_entropy(
         :math:`\sum_i r_i` for the squared :math:`\mathrm{lse}`, and with `target_prob`. Ranks that share a batch pass
         the sum over all ranks.
     bias : array_like, shape (V,), optional
-        The layer's bias, of any of the four dtypes.
+        The layer's bias, of any of the four dtypes. If `input` is not float64, a finite number above the range of
+        float32 counts as its largest number, and one below it as negative infinity.
     logit_scale : float, default 1.0
         The factor of the products.
     softcap : float, optional
@@ -868,7 +872,8 @@ def linear_cross_entropy(
     Returns
     -------
     loss : ndarray, shape () or (BT,)
-        The loss; float32, or float64 if `input` is float64. The mean over no rows is NaN (and its gradients are 0).
+        The loss; float32, or float64 if `input` is float64. A mean over no rows, or whose sum of
+        weights is 0, is NaN (and its gradients are 0).
     input_grad : ndarray, shape (BT, H), or None
         The gradient with respect to `input`, in its dtype.
     weight_grad : ndarray, shape (V, H), or None
@@ -877,7 +882,8 @@ def linear_cross_entropy(
         The gradient with respect to `bias`, in its dtype, summed in float64. The field exists if `bias` is given.
     lse, log_prob, entropy : ndarray, shape (BT,)
         Of the logits, with the dtype of the loss: :math:`\mathrm{lse}`, the target's log-probability, and the entropy
-        in nats. They are 0 for ignored rows.
+        in nats. They are 0 for ignored rows. The lse is infinite if a logit is positive infinite, or if all are
+        negative infinite. The loss, the other outputs and the gradients of such a row are NaN.
     predicted : ndarray of int64, shape (BT,)
         The id of the largest logit, the lowest one of several; -1 for ignored rows.
     correct : ndarray of int64, shape ()
@@ -1066,7 +1072,7 @@ def linear_top_k(
         The number of log-probabilities of each row: 1 to 128, and at most V.
     temperature : float or array_like, shape (BT,), default 1.0
         The divisor of the logits, positive and finite: one number, or one for each row, of any of the four dtypes. A
-        number outside of [2**-126, 2**126] counts as the nearest end.
+        number outside of [2**-60, 2**60] counts as the nearest end ([2**-500, 2**500] if `input` is float64).
     bias : array_like, shape (V,), optional
         The layer's bias, of any of the four dtypes. Without `softcap`, negative infinity
         excludes a vocabulary entry.

@@ -53,7 +53,8 @@ class RowStatistics:
         exponentials[rows, self.predicted] = at_max - 1  # 0, or NaN
         self.rest = np.sum(exponentials, axis=-1)
         self.log_sum = np.log1p(self.rest)
-        self.lse = self.max + self.log_sum
+        #: The other results are NaN if the maximum is infinite.
+        self.lse = np.where(np.isinf(self.max), self.max, self.max + self.log_sum)
         self.entropy = self.log_sum + self.moment / (1 + self.rest)
 
     def negative_log_prob(self, entries: NDArray) -> NDArray:
@@ -75,19 +76,24 @@ def _weighted(weight: NDArray, values: NDArray | float) -> NDArray:
 
 
 def deficit(row: RowStatistics, class_weight: NDArray) -> NDArray:
-    """Return the sum of ``c_v (max - z_v)`` of each row.
+    """Return the sum of ``c_v (max - z_v)`` of each row, where a distance of 0 adds nothing whatever its weight is.
 
     An entry of -inf has an infinite distance even if all entries are -inf. They may be a part of the vocabulary alone.
     """
     distance = np.where(np.isneginf(row.max)[:, None], np.inf, row.distance)
-    return np.sum(_weighted(class_weight, distance), axis=-1)
+    return np.sum(np.where(distance == 0, 0, _weighted(class_weight, distance)), axis=-1)
+
+
+def smoothed_sum(log_sum: NDArray, class_sum: float, deficits: NDArray) -> NDArray:
+    """Return the sum of ``c_v (lse - z_v)`` of each row, from the results of `deficit`."""
+    return np.where((log_sum == 0) & np.isinf(deficits), deficits, class_sum * log_sum + deficits)
 
 
 def losses(row: RowStatistics, targets: Targets, terms: Terms) -> tuple[NDArray, NDArray]:
     """Return the cross-entropy and the term of the squared lse of each row, weighted, shape (rows,) each."""
     loss = np.sum(_weighted(target_weights(targets, terms), row.negative_log_prob(targets.entries)), axis=-1)
     if terms.label_smoothing:
-        smoothed = terms.class_weight.sum() * row.log_sum + deficit(row, terms.class_weight)
+        smoothed = smoothed_sum(row.log_sum, terms.class_weight.sum(), deficit(row, terms.class_weight))
         loss = loss + terms.label_smoothing / row.distance.shape[-1] * smoothed
     loss = _weighted(terms.token_weight, loss)
     if not terms.lse_square_scale:

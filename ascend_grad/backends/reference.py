@@ -161,18 +161,23 @@ def fused_cross_entropy_loss_with_max_sum(
     return loss, softmax
 
 
+def _factor_limits(dtype):
+    """Return the least and the largest temperature and cap of logits. Others count as the nearest one."""
+    largest = 2.0**500 if dtype == np.float64 else 2.0**60
+    return 1 / largest, largest
+
+
 def _logits(x, weight, bias, logit_scale, softcap, temperature):
     """Return the logits of rows, and their derivatives with respect to the products."""
     products = _wide(x) @ weight.T
     if bias is not None:
         products = products + _wide(bias)
-    # Factors beyond this number count as it, and temperatures and caps below its reciprocal as that.
-    largest = 2.0**500 if x.dtype == np.float64 else 2.0**60
+    least, largest = _factor_limits(x.dtype)
     logit_scale = np.clip(logit_scale, -largest, largest)
-    temperature = np.clip(temperature, 1 / largest, largest)[:, None]
+    temperature = np.clip(temperature, least, largest)[:, None]
     if softcap is None:
         return logit_scale * products / temperature, np.broadcast_to(logit_scale / temperature, products.shape)
-    softcap = np.clip(softcap, 1 / largest, largest)
+    softcap = np.clip(softcap, least, largest)
     value = np.tanh(logit_scale * products / softcap)
     return softcap * value / temperature, logit_scale / temperature * (1 - value**2)
 
@@ -291,7 +296,8 @@ def linear_cross_entropy_backward(lse, entropy, grad_lse, grad_log_prob, grad_en
         for each in (lse, entropy, grad_lse, grad_log_prob, grad_entropy)
     )
     for rows, z, slope in loss.chunks():
-        row = _GivenStatistics(lse[rows][:, None] - z, lse[rows], entropy[rows], np.zeros(rows.size))
+        given = np.where(np.isfinite(lse[rows]), lse[rows], np.nan)  # no probability follows from an infinite one
+        row = _GivenStatistics(given[:, None] - z, given, entropy[rows], np.zeros(rows.size))
         loss.add_gradients(rows, row, slope, (grad_lse[rows], grad_log_prob[rows], grad_entropy[rows]))
     return loss.input_grad, loss.weight_grad, loss.bias_grad
 
@@ -344,14 +350,10 @@ def part_gradients(input, weight, target, options, numbers, target_weights, resu
                 arrays.round_into(result, getattr(loss, name))
 
 
-#: Temperatures of `linear_top_k` beyond these limits count as the nearest one.
-_TEMPERATURES = 2.0**-126, 2.0**126
-
-
 def linear_top_k(input, weight, k, temperature, bias, logit_scale, softcap, **_):
     weight = _wide(weight)
     ones = np.ones(len(input))
-    divisor = ones * np.clip(_wide(np.asarray(temperature)), *_TEMPERATURES)
+    divisor = ones * np.clip(_wide(np.asarray(temperature)), *_factor_limits(input.dtype))
     log_prob = np.empty((len(input), k))
     index = np.empty((len(input), k), np.int64)
     for rows in _chunks(np.arange(len(input)), len(weight)):
@@ -416,10 +418,6 @@ def _reduced(loss, square, reduction, counts, weights, denominator):
     return np.asarray(total), *denominators
 
 
-#: Temperatures of `cross_entropy` beyond these limits count as the nearest one, unless the logits are float64.
-_TEMPERATURES_OF_ROWS = 2.0**-127, 2.0**126
-
-
 def cross_entropy(
     input, target, dim, reduction, ignore_index, class_weight, token_weight, target_prob, label_smoothing,
     lse_square_scale, temperature, denominator, grad_loss, outputs, return_grad,
@@ -433,7 +431,7 @@ def cross_entropy(
     targets = loss_reference.Targets(np.where(ignored, -1, entries), np.where(ignored, 0, prob))
     tokens = _of_rows(token_weight, count)
     scale, upstream = _of_rows(temperature, count), _of_rows(grad_loss, count)
-    scale = np.clip(scale, *_TEMPERATURES_OF_ROWS) if input.dtype.itemsize < 8 else np.maximum(scale, 2.0**-1022)
+    scale = np.clip(scale, *_factor_limits(input.dtype))
     classes = np.ones(vocabulary) if class_weight is None else class_weight.astype(np.float64)
 
     live = np.flatnonzero(~np.all(ignored, axis=-1))

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ..contract.linear import LOSS_DEFAULTS
 from ..errors import AscendGradError, ParamInvalidError, RankError
 from .communicators import Collectives
 
@@ -105,10 +106,13 @@ def _text(error: BaseException) -> str:
 
 
 def check_agreement(facts: Sequence[dict[str, Any]], operator: str) -> None:
-    """Check that every fact is the same on all ranks; otherwise raise the same error on all of them."""
+    """Check that every fact is the same on all ranks; otherwise raise the same error on all of them.
+
+    A card has no option that has its default.
+    """
     for rank, each in enumerate(facts):
         for name in {**facts[0], **each}:
-            value = facts[0].get(name)
-            if each.get(name) != value:
-                got = f"{value} on rank 0 and {each.get(name)} on rank {rank}"
+            first, other = (card.get(name, LOSS_DEFAULTS.get(name)) for card in (facts[0], each))
+            if first != other:
+                got = f"{first} on rank 0 and {other} on rank {rank}"
                 raise ParamInvalidError(f"{name}: expected the same on every rank, got {got}", operator=operator)

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..backends.loss_reference import smoothed_sum
+
 
 class PartStatistics(NamedTuple):
     """Statistics of this rank's logits."""
@@ -47,15 +49,15 @@ NUMBERS = 4
 def write_summands(part: PartStatistics, maxima: NDArray, class_sum: float, out: NDArray) -> None:
     """Write this rank's summands of the statistics relative to the maxima of all ranks.
 
-    The columns of `out` are the rest, the number of ranks that have the maximum, the moment, the deficit, and the
-    logits of the targets. `class_sum` is the sum of the class weights of this rank's entries.
+    The columns of `out` are the rest, the number of ranks that have the maximum (NaN if a logit is), the moment, the
+    deficit, and the logits of the targets. `class_sum` is the sum of the class weights of this rank's entries.
     """
     maximum, rest, moment, deficit = part.numbers
     with np.errstate(all="ignore"):
         distance = maxima - maximum
         scale, leads = np.exp(-distance), maximum == maxima
         out[:, 0] = np.where(leads, rest, scale * (1 + rest))
-        out[:, 1] = leads
+        out[:, 1] = np.where(np.isnan(maximum), np.nan, leads)
         out[:, 2] = np.where(leads, moment, scale * (moment + distance * (1 + rest)))
         out[:, 3] = np.where(leads, deficit, deficit + distance * class_sum)
     # The logits of a row are all -inf on this rank but not on every rank: this rank adds nothing to the exponentials.
@@ -100,6 +102,7 @@ class RowStatistics:
         rest = np.where(np.isinf(maxima), np.nan, rest + np.maximum(leaders - 1, 0))
         #: As `PartStatistics.numbers`.
         self.numbers = np.stack([maxima, rest, moment, deficit])
+        self._has_nan = np.isnan(leaders)
         self.target_logits = np.ascontiguousarray(sums[:, NUMBERS : NUMBERS + targets])
 
     @property
@@ -108,7 +111,9 @@ class RowStatistics:
 
     @property
     def lse(self) -> NDArray:
-        return self.numbers[0] + self.log_sum
+        """Return the lse of each row. It is the maximum if that is infinite, unless a logit is NaN."""
+        maxima = self.numbers[0]
+        return np.where(np.isinf(maxima) & ~self._has_nan, maxima, maxima + self.log_sum)
 
     @property
     def entropy(self) -> NDArray:
@@ -125,4 +130,4 @@ class RowStatistics:
 
     def smoothed_sum(self, class_sum: float) -> NDArray:
         """Return the sum of ``c_v (lse - z_v)`` of each row."""
-        return class_sum * self.log_sum + self.numbers[3]
+        return smoothed_sum(self.log_sum, class_sum, self.numbers[3])

@@ -9,11 +9,12 @@
  *
  * The sum of exponentials relative to the maximum is 1 + rest, where `rest` leaves out one entry that has the maximum. A
  * probability that is almost 1 is told from 1 by `rest` alone. All sums here have terms of one sign, so that relative
- * errors of the statistics stay relative errors of the results. A NaN or an infinite maximum makes every result NaN.
+ * errors of the statistics stay relative errors of the results. A NaN or an infinite maximum makes every result NaN, but for the lse of an infinite maximum.
  */
 #ifndef ASCEND_GRAD_LOSS_H
 #define ASCEND_GRAD_LOSS_H
 
+#include <float.h>
 #include <math.h>
 
 #include "base.h"
@@ -31,10 +32,10 @@ typedef struct {
 /* Return the logarithm of the sum of exp(z_v - max). */
 AG_INLINE double ag_log_sum(const ag_row_statistics *row) { return log1p(row->rest); }
 
-/* Return the logarithm of the sum of exp(z_v). */
+/* Return the logarithm of the sum of exp(z_v). It is the maximum if that is infinite; the other results are NaN then. */
 AG_INLINE double ag_log_sum_exp(const ag_row_statistics *row)
 {
-    return isinf(row->max) ? (double)NAN : row->max + ag_log_sum(row);
+    return isinf(row->max) ? row->max : row->max + ag_log_sum(row);
 }
 
 /* Return the negative log-probability of an entry with logit z. */
@@ -51,10 +52,48 @@ AG_INLINE double ag_entropy(const ag_row_statistics *row)
     return ag_log_sum(row) + row->moment / (1 + row->rest);
 }
 
-/* Return sum_v c_v (lse - z_v), which label smoothing multiplies by smoothing / V. `class_sum` is sum_v c_v. */
-AG_INLINE double ag_smoothed_sum(const ag_row_statistics *row, double class_sum)
+/* Return c_v times a distance of z_v; 0 if either is 0, whatever the other is. If the distance is 0, c_v has its part in the
+ * term of class_sum, see ag_smoothed_sum. */
+AG_INLINE double ag_weighted_distance(double weight, double distance)
 {
-    return class_sum * ag_log_sum(row) + row->deficit;
+    return weight == 0 || distance == 0 ? 0 : weight * distance;
+}
+
+/* Return sum_v c_v (lse - z_v), which label smoothing multiplies by smoothing / V. `class_sum` is sum_v c_v. If log_sum is 0, an
+ * infinite class weight has no part in the first term that would tell whether it is 0 or infinite. */
+AG_INLINE double ag_smoothed_sum(double log_sum, double class_sum, double deficit)
+{
+    return log_sum == 0 && isinf(deficit) ? deficit : class_sum * log_sum + deficit;
+}
+
+/* ---- numbers of the caller, as accumulators read them ------------------------------------------------------------ */
+
+/* Return a positive factor of logits, or the nearest one that accumulators (float64 if `is_double`, else float32) can multiply
+ * with: products and quotients of two such numbers are finite, and no subnormal numbers. */
+AG_INLINE double ag_bounded_factor(double factor, int is_double)
+{
+    const double largest = is_double ? 0x1p500 : 0x1p60;
+    return fmin(fmax(factor, 1 / largest), largest);
+}
+
+/* Return the power of two by which class weights are divided before they are rounded to accumulators: the largest finite one is
+ * about 1 then, whatever its size. The power is multiplied back in float64, into numbers of rows. */
+static AG_UNUSED double ag_class_scale(const double *weights, ptrdiff_t n)
+{
+    double largest = 0;
+    for (ptrdiff_t v = 0; v < n; v++) {
+        const double size = fabs(weights[v]);
+        if (size > largest && size <= DBL_MAX) largest = size;
+    }
+    return largest == 0 ? 1 : ldexp(1, (int)fmin(fmax(logb(largest), -1022), 1022));
+}
+
+/* Return a class weight divided by the power of two, as accumulators hold it. A weight that is not 0 does not become 0, as an
+ * infinite distance has no part in the loss only if its weight is 0. */
+AG_INLINE double ag_scaled_weight(double weight, double class_scale, int is_double)
+{
+    const double scaled = weight / class_scale, rounded = is_double ? scaled : (double)(float)scaled;
+    return rounded == 0 && weight != 0 ? copysign(is_double ? 0x1p-1074 : 0x1p-149, weight) : rounded;
 }
 
 /* Return the gradient at an entry with logit z, where `w` is the sum of the coefficients of the targets there, and `s` the

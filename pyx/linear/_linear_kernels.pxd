@@ -92,9 +92,10 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
     double ag_negative_log_prob(const ag_row_statistics *row, double z)
     double ag_one_minus_prob(const ag_row_statistics *row, double z)
     double ag_entropy(const ag_row_statistics *row)
-    double ag_smoothed_sum(const ag_row_statistics *row, double class_sum)
+    double ag_log_sum(const ag_row_statistics *row)
     void ag_loss_row_finish(ag_loss_row *row, const ag_loss_targets *targets, const double *logits, double max, double rest,
-                            double label_smoothing, Py_ssize_t vocab, const double *class_weight, double class_sum)
+                            double logit_scale, double label_smoothing, Py_ssize_t vocab, const double *class_weight,
+                            double class_sum, double class_scale)
 
     ctypedef struct ag_logit_transform:
         int is_needed

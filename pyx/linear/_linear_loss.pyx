@@ -15,17 +15,25 @@ from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memset
 
 from ascend_grad cimport _tasks
-from ascend_grad._kernels cimport ag_fpenv, ag_fpenv_enter, ag_fpenv_leave
+from ascend_grad._kernels cimport (
+    ag_bounded_factor,
+    ag_class_scale,
+    ag_fpenv,
+    ag_fpenv_enter,
+    ag_fpenv_leave,
+    ag_scaled_weight,
+    ag_smoothed_sum,
+)
 from ascend_grad._linear_kernels cimport (
     AG_ELSEWHERE,
     ag_entropy,
+    ag_log_sum,
     ag_log_sum_exp,
     ag_loss_row,
     ag_loss_row_finish,
     ag_loss_targets,
     ag_negative_log_prob,
     ag_row_statistics,
-    ag_smoothed_sum,
 )
 from ascend_grad._linear_problem cimport (
     ROWS_PER_CHECK,
@@ -33,12 +41,11 @@ from ascend_grad._linear_problem cimport (
     Problem,
     acc_size_of,
     bound_transform,
-    bounded_factor,
-    copy_to_accumulators,
     count_active_rows,
     entry_of_row,
     is_active,
     number,
+    round_bias,
     set_number,
 )
 from ascend_grad._linear_results cimport loss_of_row
@@ -76,7 +83,7 @@ cdef void describe_loss(Loss *x) noexcept nogil:
     x.p.with_moments = x.outputs.entropy != NULL or x.p.label_smoothing > 0 or x.with_more
     x.p.with_more = x.p.with_moments or x.outputs.predicted != NULL or x.outputs.correct != NULL
     x.p.class_weight = x.class_weight if x.p.label_smoothing > 0 else NULL
-    x.p.class_sum = x.p.vocab
+    x.p.class_sum, x.p.class_scale = x.p.vocab, 1
     x.p.rows.with_outputs = (
         x.outputs.lse != NULL or x.outputs.log_prob != NULL or x.outputs.entropy != NULL or x.outputs.predicted != NULL
         or x.outputs.correct != NULL
@@ -184,18 +191,27 @@ cdef inline bint is_stepped(Py_ssize_t i, double *last_check) noexcept nogil:
     return last_check != NULL and i % ROWS_PER_CHECK == ROWS_PER_CHECK - 1
 
 
+cdef void set_class_weights(Loss *x, bint is_double) noexcept nogil:
+    """Write the class weights that smoothing uses as accumulators, followed by zeros, and set their sum."""
+    cdef Py_ssize_t v
+    cdef void *values = <void *>x.p.class_weight_values
+    x.p.class_sum, x.p.class_scale = 0, ag_class_scale(x.p.class_weight, x.p.vocab)
+    for v in range(x.p.vocab):
+        x.p.class_sum += x.p.class_weight[v]
+        set_number(values, v, is_double, ag_scaled_weight(x.p.class_weight[v], x.p.class_scale, is_double))
+    for v in range(x.p.vocab, x.p.vocab + VECTOR_PADDING):
+        set_number(values, v, is_double, 0)
+
+
 cdef int set_rows(Loss *x, double *last_check) except -1 nogil:
     """Write what the kernels read of the vocabulary and of each row."""
     cdef bint is_double = acc_size_of(x.p.dtype) == 8
     cdef Py_ssize_t i
     cdef ag_fpenv mode = ag_fpenv_enter()
     if x.bias != NULL:
-        copy_to_accumulators(<void *>x.p.transform.bias, x.bias, x.p.vocab, is_double)
+        round_bias(<void *>x.p.transform.bias, x.bias, x.p.vocab, is_double)
     if x.p.class_weight != NULL:
-        copy_to_accumulators(<void *>x.p.class_weight_values, x.p.class_weight, x.p.vocab, is_double)
-        x.p.class_sum = 0
-        for i in range(x.p.vocab):
-            x.p.class_sum += x.p.class_weight[i]
+        set_class_weights(x, is_double)
     if x.whole.max != NULL:
         x.p.class_sum = x.whole.class_sum
     ag_fpenv_leave(mode)
@@ -212,8 +228,8 @@ cdef int set_rows(Loss *x, double *last_check) except -1 nogil:
         return 0
     for i in range(x.p.rows.total):
         memset(&x.p.loss_rows[i], 0, sizeof(ag_loss_row))
-        x.p.loss_rows[i].inverse_temperature = 1 / bounded_factor(
-            x.temperature if x.temperatures == NULL else x.temperatures[i], x.p.dtype
+        x.p.loss_rows[i].inverse_temperature = 1 / ag_bounded_factor(
+            x.temperature if x.temperatures == NULL else x.temperatures[i], is_double
         )
         if x.p.is_general:
             set_targets(x, i)
@@ -309,14 +325,14 @@ cdef void set_given_statistics(Loss *x, Py_ssize_t i, bint is_double) noexcept n
         maximum, rest, vocab = x.whole.max[i], x.whole.rest[i], x.whole.vocab
         x.p.loss_rows[i].moment, x.p.loss_rows[i].deficit = x.whole.moment[i], x.whole.deficit[i]
     else:
-        maximum = x.lse[i]
+        maximum = x.lse[i] if isfinite(x.lse[i]) else NAN  # no probability follows from an infinite one
         x.p.loss_rows[i].moment = at(x.entropy, i)
     set_number(x.p.logits_max, i, is_double, maximum)
     set_number(x.p.sum_exp, i, is_double, 1 + rest)
     targets.entries, targets.weights = targets.entries + i * targets.count, targets.weights + i * targets.count
     ag_loss_row_finish(
-        &x.p.loss_rows[i], &targets, x.p.target_logits + i * targets.count, maximum, rest, x.p.label_smoothing, vocab,
-        x.p.class_weight, x.p.class_sum
+        &x.p.loss_rows[i], &targets, x.p.target_logits + i * targets.count, maximum, rest, x.p.transform.scale,
+        x.p.label_smoothing, vocab, x.p.class_weight, x.p.class_sum, x.p.class_scale
     )
 
 
@@ -454,7 +470,7 @@ cdef ag_row_statistics statistics_of_row(const Loss *x, Py_ssize_t i) noexcept n
     row.max, row.rest = number(x.p.logits_max, i, acc_size_of(x.p.dtype) == 8), x.p.rest[i]
     row.moment = row.deficit = 0
     if x.p.loss_rows != NULL:
-        row.moment, row.deficit = x.p.loss_rows[i].moment, x.p.loss_rows[i].deficit
+        row.moment, row.deficit = x.p.loss_rows[i].moment, x.p.loss_rows[i].deficit * x.p.class_scale
     return row
 
 
@@ -469,7 +485,7 @@ cdef double general_loss(const Loss *x, Py_ssize_t i, const ag_row_statistics *r
             loss += weight * ag_negative_log_prob(row, x.p.target_logits[k])
     if x.p.label_smoothing > 0:
         loss = (1 - x.p.label_smoothing) * loss
-        loss += x.p.label_smoothing / x.p.vocab * ag_smoothed_sum(row, x.p.class_sum)
+        loss += x.p.label_smoothing / x.p.vocab * ag_smoothed_sum(ag_log_sum(row), x.p.class_sum, row.deficit)
     return loss
 
 

@@ -69,7 +69,8 @@ ctypedef struct Problem:
     double *target_logits             # (BT, count), if is_general
     double label_smoothing
     const double *class_weight        # (V,) or NULL: the weights that smoothing uses
-    const void *class_weight_values   # the same as accumulators, with a vector of padding
+    const void *class_weight_values   # the same as accumulators, divided by class_scale, with a vector of padding
+    double class_scale                # see ag_class_scale; 1 without them
     double class_sum                  # their sum; V without them
     double *bias_sums                 # (V,): the gradient with respect to the bias; NULL: not requested
     # Bytes of weight_grad whose memory may hold logits until its rows are written; 0: none.
@@ -108,9 +109,8 @@ ctypedef struct ChunkBuffers:
     void *sum
 
 
-cdef double bounded_factor(double factor, ag_dtype dtype) noexcept nogil
 cdef void bound_transform(Problem *p) noexcept nogil
-cdef void copy_to_accumulators(void *to, const double *values, Py_ssize_t n, bint is_double) noexcept nogil
+cdef void round_bias(void *to, const double *bias, Py_ssize_t n, bint is_double) noexcept nogil
 cdef ag_matrix matrix_of(const View *view) noexcept nogil
 cdef bint holds_sums(const ag_matrix *matrix, int acc_size) noexcept nogil
 cdef bint has_dense_rows(const ag_matrix *matrix, Py_ssize_t columns) noexcept nogil

@@ -1,10 +1,21 @@
 """Linear problems as the kernels see them: matrices, and the active rows of a call."""
 
+from libc.float cimport FLT_MAX
+from libc.math cimport INFINITY
 from libc.stdint cimport uintptr_t
 from libc.string cimport memset
 
 from ascend_grad cimport _cpu, _tasks
-from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_convert, ag_copy_block, ag_dtype, ag_itemsize, ag_variant
+from ascend_grad._kernels cimport (
+    AG_FLOAT32,
+    AG_FLOAT64,
+    ag_bounded_factor,
+    ag_convert,
+    ag_copy_block,
+    ag_dtype,
+    ag_itemsize,
+    ag_variant,
+)
 from ascend_grad._linear_kernels cimport ag_matrix
 from ascend_grad._views cimport View
 
@@ -79,32 +90,26 @@ cdef int clear_rows(
 
 # ---- logits ----------------------------------------------------------------------------------------------------------
 
-cdef double largest_factor(ag_dtype dtype) noexcept nogil:
-    """Return the largest temperature, softcap and scale of logits, the reciprocal of the least.
-
-    Products and quotients of two of them are finite in the accumulators, and no denormal numbers.
-    """
-    return 2.0 ** 500 if acc_size_of(dtype) == 8 else 2.0 ** 60
-
-
-cdef double bounded_factor(double factor, ag_dtype dtype) noexcept nogil:
-    """Return a positive factor of logits, or the nearest one that accumulators can multiply with."""
-    return min(max(factor, 1 / largest_factor(dtype)), largest_factor(dtype))
-
-
 cdef void bound_transform(Problem *p) noexcept nogil:
     """Replace softcap and scale by the nearest numbers that the accumulators can multiply with."""
-    cdef double largest = largest_factor(p.dtype)
+    cdef bint is_double = acc_size_of(p.dtype) == 8
+    cdef double largest = ag_bounded_factor(INFINITY, is_double)
     if p.transform.softcap > 0:
-        p.transform.softcap = bounded_factor(p.transform.softcap, p.dtype)
+        p.transform.softcap = ag_bounded_factor(p.transform.softcap, is_double)
     p.transform.scale = min(max(p.transform.scale, -largest), largest)
 
 
-cdef void copy_to_accumulators(void *to, const double *values, Py_ssize_t n, bint is_double) noexcept nogil:
-    """Round a vector over the vocabulary to accumulators, followed by zeros."""
+cdef void round_bias(void *to, const double *bias, Py_ssize_t n, bint is_double) noexcept nogil:
+    """Round a bias to accumulators, followed by zeros.
+
+    A finite number above their range counts as the largest one: an infinite one would make probabilities NaN.
+    """
     cdef Py_ssize_t v
     for v in range(n + VECTOR_PADDING):
-        set_number(to, v, is_double, values[v] if v < n else 0)
+        if v < n and not is_double and FLT_MAX < bias[v] < INFINITY:
+            set_number(to, v, is_double, FLT_MAX)
+        else:
+            set_number(to, v, is_double, bias[v] if v < n else 0)
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------

@@ -420,7 +420,7 @@ def part_statistics(
     for i in range(n):
         to[0, i], to[1, i] = number(x.p.logits_max, i, is_double), x.p.rest[i]
         if x.p.with_more:
-            to[2, i], to[3, i] = x.p.loss_rows[i].moment, x.p.loss_rows[i].deficit
+            to[2, i], to[3, i] = x.p.loss_rows[i].moment, x.p.loss_rows[i].deficit * x.p.class_scale
             entries[i] = x.p.loss_rows[i].argmax
     return numbers, argmax, logits
 

@@ -57,8 +57,8 @@ cdef void compute_coefficients(const Problem *p, Py_ssize_t i) noexcept nogil:
         targets = p.targets
         targets.entries, targets.weights = targets.entries + i * targets.count, targets.weights + i * targets.count
         ag_loss_row_finish(
-            &p.loss_rows[i], &targets, p.target_logits + i * targets.count, row.max, row.rest, p.label_smoothing, p.vocab,
-            p.class_weight, p.class_sum
+            &p.loss_rows[i], &targets, p.target_logits + i * targets.count, row.max, row.rest, p.transform.scale,
+            p.label_smoothing, p.vocab, p.class_weight, p.class_sum, p.class_scale
         )
 
 

@@ -4,11 +4,6 @@ from ascend_grad._linear_problem cimport Problem
 from ascend_grad._linear_run cimport Run
 
 
-cdef inline double limited_temperature(double temperature) noexcept nogil:
-    """Return a temperature within [2**-126, 2**126]: it has a normal float32, and so does its reciprocal."""
-    return min(max(temperature, 2.0**-126), 2.0**126)
-
-
 cdef void describe_top_k(Problem *p) noexcept nogil
 cdef ag_top_k top_k_of(const Run *run) noexcept nogil
 cdef int begin_top_k(const Problem *p, ag_sum *rest, double *last_check) except -1 nogil

@@ -11,7 +11,7 @@ from libc.stdint cimport int64_t
 from libc.string cimport memset
 
 from ascend_grad cimport _tasks
-from ascend_grad._kernels cimport ag_fpenv, ag_fpenv_enter, ag_fpenv_leave, ag_sum_total
+from ascend_grad._kernels cimport ag_bounded_factor, ag_fpenv, ag_fpenv_enter, ag_fpenv_leave, ag_sum_total
 from ascend_grad._linear_kernels cimport (
     AG_TILE,
     ag_linear_block,
@@ -27,8 +27,8 @@ from ascend_grad._linear_problem cimport (
     ROWS_PER_CHECK,
     acc_size_of,
     bound_transform,
-    copy_to_accumulators,
     number,
+    round_bias,
     set_number,
 )
 from ascend_grad._linear_run cimport new_block, rows_of, select_chunk
@@ -43,12 +43,14 @@ cdef Py_ssize_t JOINED_ROWS = 4
 cdef void describe_top_k(Problem *p) noexcept nogil:
     """Limit scale, softcap and temperature, and record whether products are transformed."""
     bound_transform(p)
-    p.temperature = limited_temperature(p.temperature)
+    p.temperature = ag_bounded_factor(p.temperature, acc_size_of(p.dtype) == 8)
     p.transform.is_needed = p.bias != NULL or p.transform.scale != 1 or p.transform.softcap > 0
 
 
 cdef double temperature_of(const Problem *p, Py_ssize_t row) noexcept nogil:
-    return p.temperature if p.temperatures == NULL else limited_temperature(p.temperatures[row])
+    if p.temperatures == NULL:
+        return p.temperature
+    return ag_bounded_factor(p.temperatures[row], acc_size_of(p.dtype) == 8)
 
 
 cdef ag_top_k lists_at(const Run *run, void *values, int64_t *indices, ag_sum *rest) noexcept nogil:
@@ -81,7 +83,7 @@ cdef int begin_top_k(const Problem *p, ag_sum *rest, double *last_check) except 
     cdef ag_fpenv mode
     if p.bias != NULL:
         mode = ag_fpenv_enter()
-        copy_to_accumulators(<void *>p.transform.bias, p.bias, p.vocab, acc_size == 8)
+        round_bias(<void *>p.transform.bias, p.bias, p.vocab, acc_size == 8)
         ag_fpenv_leave(mode)
     while begin < p.rows.total:
         rows = min(max(ROWS_PER_CHECK // p.top_k, 1), p.rows.total - begin)

@@ -7,7 +7,7 @@ from libc.stdint cimport int64_t
 from libc.string cimport memset
 
 from ascend_grad cimport _memory, _threads
-from ascend_grad._call cimport Call, Result, accumulator_of, doubles
+from ascend_grad._call cimport Call, Result, doubles
 from ascend_grad._cross_entropy_schedule cimport (
     CrossEntropy,
     loss_workspace_size,
@@ -139,7 +139,7 @@ cdef void *data_of(cnp.ndarray array) noexcept:
 
 cdef list set_arguments(CrossEntropy *x, Call call):
     """Fill in the arguments of a loss, and return the arrays that hold them."""
-    cdef cnp.ndarray input = value(call, "input"), target, prob = None, classes = None, kernel_classes = None
+    cdef cnp.ndarray input = value(call, "input"), target, prob = None, classes = None
     cdef cnp.ndarray tokens = None, temperature, grad_loss
     target = value(call, "target")  # the copy of the check
     set_options(x, call)
@@ -150,10 +150,6 @@ cdef list set_arguments(CrossEntropy *x, Call call):
     if x.has_class_weight:
         classes = doubles(value(call, "class_weight"))
         x.class_weight = <const double *>cnp.PyArray_DATA(classes)
-        if x.label_smoothing != 0:
-            with np.errstate(over="ignore"):
-                kernel_classes = np.require(value(call, "class_weight"), accumulator_of(input), ["C", "A"])
-            x.kernel_weight = cnp.PyArray_DATA(kernel_classes)
     if value(call, "token_weight") is not None:
         tokens = doubles(value(call, "token_weight"))
         x.token_weight = <const double *>cnp.PyArray_DATA(tokens)
@@ -161,7 +157,7 @@ cdef list set_arguments(CrossEntropy *x, Call call):
     x.temperature = <const double *>cnp.PyArray_DATA(temperature)
     x.grad_loss = <const double *>cnp.PyArray_DATA(grad_loss)
     x.is_double = dtype_of(input) == AG_FLOAT64
-    return [target, prob, classes, kernel_classes, tokens, temperature, grad_loss]
+    return [target, prob, classes, tokens, temperature, grad_loss]
 
 
 cdef object number_of_rows(Call call):
@@ -230,7 +226,7 @@ cdef Py_ssize_t copied_bytes(Call call) except -1:
         size += 8 * rows
     for name in ("target", "target_prob", "class_weight", "token_weight", "temperature", "grad_loss"):
         if is_array(value(call, name)):
-            size += 8 * value(call, name).size * (2 if name == "class_weight" else 1)
+            size += 8 * value(call, name).size
     return size + 2 * sizeof(double)
 
 

@@ -54,7 +54,6 @@ ctypedef struct CrossEntropy:
     int64_t ignore_index
     const double *prob                # (rows, K); NULL: one target of probability 1
     const double *class_weight        # (V,), or NULL
-    const void *kernel_weight         # the class weights in the kernels' compute type, or NULL if no kernel reads them
     const double *token_weight        # (rows,), or NULL
     const double *temperature         # (rows,), or one number
     const double *grad_loss           # (rows,), or one number
@@ -76,6 +75,8 @@ ctypedef struct CrossEntropy:
     int64_t correct                   # counted if there is `predicted`
     # What follows from the arguments.
     double class_sum
+    double class_scale                # see ag_class_scale; 1 without class weights
+    void *kernel_weight               # (V,): class weights in the kernels' compute type; NULL: no kernel reads them
     double loss_denominator
     double square_denominator
     bint is_undefined                 # a mean over a sum of weights of 0, which is NaN

@@ -11,7 +11,7 @@ The caller owns the workspace. It fills in the arguments of a `CrossEntropy`, ca
 `loss_workspace_size` bytes, calls `place_loss_workspace` and `run_loss`.
 """
 
-from libc.math cimport INFINITY, NAN, expm1
+from libc.math cimport INFINITY, NAN, expm1, isinf
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcpy, memset
 
@@ -21,7 +21,15 @@ from ascend_grad._kernels cimport (
     AG_FLOAT32,
     AG_FLOAT64,
     AG_SUM_LANES,
+    ag_bounded_factor,
+    ag_class_scale,
     ag_convert,
+    ag_copy_block,
+    ag_fpenv,
+    ag_fpenv_enter,
+    ag_fpenv_leave,
+    ag_scaled_weight,
+    ag_smoothed_sum,
     ag_sum,
     ag_sum_add,
     ag_sum_total,
@@ -72,7 +80,7 @@ cdef enum:
     MAX_CHUNK = 1024                  # most rows of a chunk
     ROWS_PER_CHECK = 1 << 18          # rows between two checks for signals
     ROWS_PER_SUM = 256                # rows whose weights are added up together
-    LEAST_EXPONENT = -126             # of normal float32 numbers
+    SEGMENT = 256                     # elements of a row that are converted together
     MOST_COMPARED = 32                # most targets of a row that are compared with one another, as measured
     MOST_ROWS = 1 << 12               # most rows of a block
     MOST_TARGETS = 1 << 16            # most targets of a block's rows, if it has several rows
@@ -80,11 +88,6 @@ cdef enum:
 # The gradient at a target whose probability is above this number is computed from 1 - p, as AG_NEARLY_CERTAIN of the
 # linear loss.
 cdef double NEARLY_CERTAIN = 0.9375
-# Bounds of a factor of logits in float32, and the least temperature in float64, as smaller ones may have an infinite
-# reciprocal: no factor of a row that is not ignored is 0 or infinite.
-cdef double LEAST_SCALE = 2.0 ** LEAST_EXPONENT
-cdef double LARGEST_SCALE = 2.0 ** 127
-cdef double LEAST_TEMPERATURE = 2.0 ** -1022
 
 # ---- elements --------------------------------------------------------------------------------------------------------
 
@@ -256,10 +259,11 @@ cdef double scale_of(double temperature, bint is_double) noexcept nogil:
 
 
 cdef inline double inverse_of(double temperature, bint is_double) noexcept nogil:
-    """Return the reciprocal of a temperature, within the limits of the compute type."""
-    if is_double:
-        return 1 / max(temperature, LEAST_TEMPERATURE)
-    return min(max(1 / temperature, LEAST_SCALE), LARGEST_SCALE)
+    """Return the reciprocal of a temperature, within the limits of the compute type.
+
+    So no factor of a row that is not ignored is 0 or infinite.
+    """
+    return 1 / ag_bounded_factor(temperature, is_double)
 
 
 cdef inline double inverse_of_row(const CrossEntropy *x, Py_ssize_t number) noexcept nogil:
@@ -328,6 +332,40 @@ cdef void finish_ignored_row(CrossEntropy *x, Py_ssize_t number, Py_ssize_t i, R
         x.predicted[number] = -1
 
 
+cdef bint has_nan(const CrossEntropy *x, const char *row) noexcept nogil:
+    """Return whether a logit of a row at this address is NaN."""
+    cdef const Operand *operand = &x.s.p.operands[A]
+    cdef Py_ssize_t begin = 0, count, k
+    cdef double[SEGMENT] packed
+    cdef float[SEGMENT] widened
+    while begin < x.s.p.n:
+        count = min(<Py_ssize_t>SEGMENT, x.s.p.n - begin)
+        ag_copy_block(
+            <char *>packed, 0, operand.itemsize, row + begin * operand.dim_stride, 0, operand.dim_stride, 1, count,
+            operand.itemsize, operand.swapped
+        )
+        if operand.itemsize == 2:
+            ag_widen(x.s.variant, operand.dtype, <char *>packed, widened, count)
+        for k in range(count):
+            if operand.itemsize == 8:
+                if packed[k] != packed[k]:
+                    return True
+            elif operand.itemsize == 4:
+                if (<float *>packed)[k] != (<float *>packed)[k]:
+                    return True
+            elif widened[k] != widened[k]:
+                return True
+        begin += count
+    return False
+
+
+cdef double lse_of(const CrossEntropy *x, Py_ssize_t i, double inverse, const Rows *r) noexcept nogil:
+    """Return the lse of a row. It is the maximum if that is infinite, unless a logit is NaN, which maxima leave out."""
+    if isinf(r.max[i]):
+        return NAN if has_nan(x, r.a[i]) else r.max[i]
+    return r.max[i] * inverse + r.log_sum[i]
+
+
 cdef void finish_row(CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
     """Compute the results of a row from its statistics, which are number i of `r`: all but most of the gradient.
 
@@ -337,7 +375,7 @@ cdef void finish_row(CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
     cdef const double *targets = &r.targets[i * x.target_count]
     cdef double inverse = inverse_of_row(x, number)
     cdef double token_weight = token_weight_of(x, number), upstream, grad_loss, grad_square
-    cdef double lse = r.max[i] * inverse + r.log_sum[i], reciprocal = 1 / (1 + r.rest[i])
+    cdef double lse = lse_of(x, i, inverse, r), reciprocal = 1 / (1 + r.rest[i])
     cdef double loss = 0, square = 0, weight, weights = 0, balance, smoothing
     for k in range(x.target_count):
         r.entries[k] = target_of(x, number, k)
@@ -346,7 +384,9 @@ cdef void finish_row(CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
         if weight != 0:
             loss += weight * (r.log_sum[i] - targets[k])
     if x.needs_deficit:
-        loss += x.label_smoothing / x.s.p.n * (x.class_sum * r.log_sum[i] + r.deficit[i])
+        loss += x.label_smoothing / x.s.p.n * ag_smoothed_sum(
+            r.log_sum[i], x.class_sum, r.deficit[i] * x.class_scale
+        )
     if x.lse_square_scale != 0:
         square = x.lse_square_scale * lse * lse
     if token_weight == 0:
@@ -383,7 +423,7 @@ cdef void finish_row(CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
     if x.lse_square_scale != 0:
         balance += 2 * grad_square * x.lse_square_scale * lse
     r.factor[i] = (balance + grad_loss * weights) * reciprocal * inverse
-    r.smoothing[i] = smoothing * inverse
+    r.smoothing[i] = smoothing * x.class_scale * inverse
     set_gradients(x, i, grad_loss, balance, weights, smoothing, reciprocal, inverse, r)
 
 
@@ -989,6 +1029,9 @@ cdef Py_ssize_t place_loss_workspace(CrossEntropy *x, char *base) noexcept nogil
     cdef Arena arena
     arena.base, arena.used = base, align_up(place_workspace(&x.s, base), ALIGNMENT)
     x.buffers = arena_alloc(&arena, x.buffer_size * (1 if x.s.plan.is_split else x.s.plan.threads))
+    x.kernel_weight = NULL
+    if x.has_class_weight and x.needs_deficit:
+        x.kernel_weight = arena_alloc(&arena, x.s.p.n * (8 if x.s.p.dtype == AG_FLOAT64 else 4))
     return arena.used
 
 
@@ -1103,15 +1146,35 @@ cdef void run_phases(void *context, Team *team) noexcept nogil:
         _tasks.run_phase(team, whole_block, x, x.s.plan.blocks, not x.s.plan.nontemporal)
 
 
+cdef void set_class_weights(CrossEntropy *x) noexcept nogil:
+    """Set the sum of the class weights, and the kernels' class weights if they read any."""
+    cdef Py_ssize_t v
+    cdef double weight
+    cdef ag_sum total
+    cdef ag_fpenv mode
+    x.class_sum, x.class_scale = <double>x.s.p.n, 1
+    if x.class_weight == NULL:
+        return
+    total.sum = total.compensation = 0
+    for v in range(x.s.p.n):
+        ag_sum_add(&total, x.class_weight[v])
+    x.class_sum = ag_sum_total(total)
+    if x.kernel_weight == NULL:
+        return
+    mode = ag_fpenv_enter()
+    x.class_scale = ag_class_scale(x.class_weight, x.s.p.n)
+    for v in range(x.s.p.n):
+        weight = ag_scaled_weight(x.class_weight[v], x.class_scale, x.s.p.dtype == AG_FLOAT64)
+        if x.s.p.dtype == AG_FLOAT64:
+            (<double *>x.kernel_weight)[v] = weight
+        else:
+            (<float *>x.kernel_weight)[v] = <float>weight
+    ag_fpenv_leave(mode)
+
+
 cdef int run_loss(CrossEntropy *x, bint default_threads, double *last_check) except -1 nogil:
     """Compute the loss in its workspace; see `_tasks.run_team` for the arguments."""
-    cdef Py_ssize_t v
-    cdef ag_sum total
-    total.sum = total.compensation = 0
-    if x.class_weight != NULL:
-        for v in range(x.s.p.n):
-            ag_sum_add(&total, x.class_weight[v])
-    x.class_sum = <double>x.s.p.n if x.class_weight == NULL else ag_sum_total(total)
+    set_class_weights(x)
     set_shares(x, last_check)
     if not x.has_temperatures:
         x.scale = scale_of(x.temperature[0], x.s.p.dtype == AG_FLOAT64)

@@ -43,6 +43,10 @@ cdef extern from "ascend_grad/sums.h" nogil:
 
 cdef extern from "ascend_grad/loss.h" nogil:
     const double AG_ACCURATE_SUM
+    double ag_smoothed_sum(double log_sum, double class_sum, double deficit)
+    double ag_bounded_factor(double factor, int is_double)
+    double ag_class_scale(const double *weights, Py_ssize_t n)
+    double ag_scaled_weight(double weight, double class_scale, int is_double)
 
 cdef extern from "ascend_grad/strided.h" nogil:
     void ag_copy_block(char *to, Py_ssize_t to_row, Py_ssize_t to_step, const char *source, Py_ssize_t from_row,

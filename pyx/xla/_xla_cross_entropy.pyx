@@ -145,9 +145,8 @@ cdef void require_rows(RowsCall *call) noexcept nogil:
 cdef void set_options(RowsCall *call) noexcept nogil:
     cdef LossCall *c = &call.c
     cdef CrossEntropy *x = &call.x
-    cdef int64_t classes = call.input.view.shape[call.axis], v
+    cdef int64_t classes = call.input.view.shape[call.axis]
     cdef bint is_number = False
-    cdef void *rounded
     call.is_reduced = not is_reduction(c, "none")
     x.is_mean = is_reduction(c, "mean")
     require(c, x.is_mean or not call.is_reduced or is_reduction(c, "sum"))
@@ -155,11 +154,6 @@ cdef void set_options(RowsCall *call) noexcept nogil:
     x.denominator, call.temperature = setting(c, "denominator"), setting(c, "temperature")
     call.num_threads = <int>whole_number(c, "num_threads")
     x.class_weight = doubles(c, "class_weight", 1, &classes)
-    if x.class_weight != NULL and x.label_smoothing != 0 and c.fits:
-        rounded = arena_alloc(&c.memory, classes * sizeof(double))
-        for v in range(classes):
-            set_number(rounded, v, x.is_double, x.class_weight[v])
-        x.kernel_weight = rounded
     x.token_weight = doubles(c, "token_weight", call.rank, call.dims)
     x.temperature = doubles(c, "temperature", call.rank, call.dims)
     x.has_temperatures = x.temperature != NULL
@@ -199,9 +193,8 @@ cdef void set_results(RowsCall *call) noexcept nogil:
 
 
 cdef Py_ssize_t most_memory(RowsCall *call) noexcept nogil:
-    """Return the bytes of converted numbers and of the vectors that `set_options` and `set_results` allocate."""
-    cdef Py_ssize_t classes = call.input.view.shape[call.axis]
-    return memory_size(&call.c) + 3 * align_up(8 * call.rows, ALIGNMENT) + align_up(8 * classes, ALIGNMENT)
+    """Return the bytes of converted numbers and of the vectors that `set_results` allocates."""
+    return memory_size(&call.c) + 3 * align_up(8 * call.rows, ALIGNMENT)
 
 
 cdef bint describe_problem(RowsCall *call, Problem *p) noexcept nogil:

@@ -164,6 +164,7 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
     int64_t *entries = calloc((size_t)all, sizeof *entries);
     for (ptrdiff_t i = 0; i < rows; i++) {
         of_rows[number[i]].a = of_rows[number[i]].grad_loss = of_rows[number[i]].kept_loss = grad[i], of_rows[number[i]].certain = -1;
+        of_rows[number[i]].power = 1;
         entries[number[i]] = target[i], ones[number[i]] = 1;
     }
     for (int run = 0; run < 3; run++) {

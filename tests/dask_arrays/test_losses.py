@@ -47,6 +47,24 @@ def test_values(options, K, shape, dim, chunks):
         np.testing.assert_allclose(value, wanted, rtol=1e-12, atol=1e-15, err_msg=name)
 
 
+@pytest.mark.parametrize("size", [1e-50, 1e50, -1e50, np.inf])
+@pytest.mark.parametrize("function", ["cross_entropy", "linear_cross_entropy"])
+def test_the_size_of_weights_cancels_in_means(function, size):
+    """Losses of chunks are float32, and weights of float64 beyond its range cancel nevertheless."""
+    arguments = random_arguments("size", (7, 5), -1, "float32")
+    arguments["target"][:] = np.arange(7) % 5
+    arguments |= {"class_weight": (1 + np.arange(5)) * size, "label_smoothing": 0.1, "lse_square_scale": 0.1}
+    if function == "linear_cross_entropy":
+        arguments["weight"] = np.eye(5, dtype=np.float32)
+        del arguments["dim"]
+    right = getattr(ag, function)(**arguments)
+    lazy = {
+        name: da.from_array(arguments[name], chunks=(3, -1)[: arguments[name].ndim]) for name in ("input", "target")
+    }
+    for value, wanted in zip(computed(getattr(agd, function), **arguments | lazy), right, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_means_over_nothing():
     loss, gradient = computed(agd.cross_entropy, da.ones((4, 3), chunks=(2, 3)), np.full(4, -100))
     assert np.isnan(loss)

@@ -223,6 +223,180 @@ def test_tiles_that_are_skipped_stay_within_the_bound(dtype):
             assert np.all(np.abs(result - right) <= eps * most + rtol * np.abs(right).max())
 
 
+# ---- coefficients of any size ----------------------------------------------------------------------------------------
+
+#: The sweeps of the CPU, whose variants are forced one after another, and the reference.
+BACKENDS = [*((shape, "cpu") for shape in SHAPES), ("packed", "reference")]
+
+
+def engines(cpu_engines, backend):
+    """Return an iterator over the variants that a backend has."""
+    return cpu_engines() if backend == "cpu" else iter(["reference"])
+
+
+def assert_scaled(results, expected, factor):
+    """Check that gradients are a power of two times others, bit for bit."""
+    for name in ("input_grad", "weight_grad", "bias_grad"):
+        if getattr(expected, name, None) is not None:
+            wanted = (getattr(expected, name).astype(np.float64) * factor).astype(getattr(results, name).dtype)
+            assert_identical(getattr(results, name), wanted)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("option", ["classes and smoothing", "all"])
+@pytest.mark.parametrize("exponent", [-166, 900])
+def test_the_size_of_class_weights_cancels(option, shape, exponent, dtype, cpu_engines):
+    """Weights of float64 beyond the range of float32 cancel in a mean, or against the upstream gradient of a sum."""
+    sizes, settings = SHAPES[shape]
+    for _, reduction in itertools.product(cpu_engines(), ("mean", "sum")):
+        arguments = arguments_of(sizes, dtype, option, reduction) | settings
+        arguments |= {"denominator": None, "lse_square_scale": 0.0}
+        if reduction == "mean":
+            arguments["target_prob"] = None
+            arguments["target"] = arguments["target"].reshape(sizes.BT, -1)[:, 0]
+        expected = ag.linear_cross_entropy(**arguments)
+        arguments["class_weight"] = arguments["class_weight"] * 2.0**exponent
+        if reduction == "sum":
+            arguments["grad_loss"] *= 2.0**-exponent
+        results = ag.linear_cross_entropy(**arguments)
+        assert_scaled(results, expected, 1)
+        with np.errstate(over="ignore", under="ignore"):
+            factor = 1 if reduction == "mean" else 2.0**exponent
+            loss = (np.float64(expected.loss) * factor).astype(expected.loss.dtype)
+        if dtype == "float64" or np.isinf(loss) or loss == 0 or factor == 1:
+            assert results.loss == loss
+        lse = ag.linear_cross_entropy(**arguments | {"outputs": ("lse", "entropy")}, return_grad=False)
+        given = {name: each for name, each in arguments.items() if name != "outputs"}
+        again = ag.linear_cross_entropy_backward(**given, lse=lse.lse, entropy=lse.entropy)
+        given["class_weight"], given["grad_loss"] = given["class_weight"] * 2.0**-exponent, 0.7
+        assert_scaled(again, ag.linear_cross_entropy_backward(**given, lse=lse.lse, entropy=lse.entropy), 1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("factor", ["logit_scale", "temperature", "temperatures"])
+def test_the_factor_of_logits_meets_the_upstream_gradient_in_float64(factor, shape, dtype, cpu_engines):
+    """An upstream gradient beyond the range of accumulators is ordinary together with the factor of the products."""
+    sizes, settings = SHAPES[shape]
+    factor_bits, grad_bits = (58, 130) if dtype == "float32" else (400, 900)
+    for _, sign, cap in itertools.product(cpu_engines(), (1, -1), (None, 4.0)):
+        arguments = arguments_of(sizes, dtype, "classes and smoothing", "sum") | settings | {"softcap": cap}
+        expected = ag.linear_cross_entropy(**arguments)
+        size = 2.0 ** (sign * factor_bits)
+        arguments["input"] = arguments["input"] * arguments["input"].dtype.type(1 / size)
+        if factor == "logit_scale":
+            arguments["logit_scale"] = size
+        else:
+            each = 1 / size
+            arguments["temperature"] = np.full(sizes.BT, each) if factor == "temperatures" else each
+            arguments["softcap"] = None if cap is None else cap / size
+        power = 2.0 ** (-sign * grad_bits)
+        arguments["grad_loss"] *= power
+        results = ag.linear_cross_entropy(**arguments)
+        assert_identical(results.input_grad, expected.input_grad * results.input_grad.dtype.type(power * size))
+
+
+@pytest.mark.parametrize(("shape", "backend"), BACKENDS)
+def test_an_infinite_class_weight_makes_the_smoothed_loss_infinite(shape, backend, dtype, cpu_engines):
+    """Also where its class has the largest logit, in whichever block it is."""
+    sizes, settings = SHAPES[shape]
+    x, w = np.ones((sizes.BT, sizes.H), DTYPES[dtype]), np.zeros((sizes.V, sizes.H), DTYPES[dtype])
+    for _, place, largest in itertools.product(engines(cpu_engines, backend), (0, sizes.V - 1), (0, 1, sizes.V - 1)):
+        w[:, 0], w[largest, 0] = 0, 2
+        weight = np.ones(sizes.V)
+        weight[place] = np.inf
+        loss = ag.linear_cross_entropy(
+            x, w, np.full(sizes.BT, 1), class_weight=weight, label_smoothing=0.1, reduction="none", backend=backend,
+            **settings, outputs=("entropy",), return_grad=False
+        ).loss  # fmt: skip
+        if place != 1:
+            assert np.all(loss == np.inf)
+
+
+def test_a_bias_beyond_the_range_of_accumulators(cpu_engines):
+    """One above it takes all of the probability, one below it none, as in float64."""
+    random = generator("bias")
+    x, w = (random.standard_normal(each).astype(np.float32) for each in ((9, 5), (20, 5)))
+    for _, value in itertools.product(cpu_engines(), (1e300, -1e300, 1e-50, -np.inf)):
+        bias = np.zeros(20)
+        bias[3] = value
+        for target in (2, 3):
+            arguments = {"target": np.full(9, target), "bias": bias, "reduction": "none"}
+            result = ag.linear_cross_entropy(x, w, **arguments, backend="cpu")
+            right = ag.linear_cross_entropy(x, w, **arguments, backend="reference")
+            for name in ("input_grad", "weight_grad", "bias_grad"):
+                np.testing.assert_allclose(getattr(result, name), getattr(right, name), rtol=1e-5, atol=1e-5)
+            is_large = right.loss > 1e38
+            assert np.all(result.loss[is_large] > 3e38)
+            np.testing.assert_allclose(result.loss[~is_large], right.loss[~is_large], rtol=1e-5)
+        top, other = (ag.linear_top_k(x, w, 3, bias=bias, backend=each) for each in ("cpu", "reference"))
+        assert np.array_equal(top.index[:, 0], other.index[:, 0])
+        assert np.allclose(top.log_prob[:, 0], other.log_prob[:, 0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_temperatures_have_one_limit(dtype, backend):
+    """Temperatures beyond the limits count as the nearest one, in every function."""
+    limit = 2.0**500 if dtype == "float64" else 2.0**60
+    x = np.array([[3.0, 1.0, 2.0]], dtype)
+    for temperature, nearest in ((limit * 2**10, limit), (2.0**-10 / limit, 1 / limit)):
+        logits = x * x.dtype.type(nearest)
+        for function, arguments in (
+            (ag.cross_entropy, (logits, np.array([1]))),
+            (ag.linear_cross_entropy, (logits, np.eye(3, dtype=dtype), np.array([1]))),
+            (ag.linear_top_k, (logits, np.eye(3, dtype=dtype), 2)),
+        ):
+            for form in (float, lambda value: np.full(1, value)):
+                results, expected = (
+                    function(*arguments, temperature=form(each), backend=backend) for each in (temperature, nearest)
+                )
+                for result, right in zip(results, expected, strict=True):
+                    assert_identical(result, right)
+
+
+# ---- infinite logits -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shape", "backend"), BACKENDS)
+def test_the_lse_of_infinite_logits_is_that_of_scipy(shape, backend, dtype, cpu_engines):
+    """It is infinite where a logit is positive infinite or all are negative infinite, and all other results are NaN."""
+    sizes, settings = SHAPES[shape]
+    random = generator("infinite logits", shape)
+    w = ((0.5 + random.random((sizes.V, sizes.H))) / sizes.H).astype(DTYPES[dtype])
+    x = random.standard_normal((sizes.BT, sizes.H)).astype(DTYPES[dtype])
+    x[1], x[2], x[3] = -np.inf, np.inf, np.nan
+    positive, negative = np.zeros((2, sizes.V))
+    positive[-1], negative[1] = np.inf, -np.inf
+    outputs = ("lse", "entropy", "log_prob")
+    for _, bias in itertools.product(
+        engines(cpu_engines, backend), (None, positive, negative, np.full(sizes.V, -np.inf))
+    ):
+        arguments = {"target": np.zeros(sizes.BT, int), "bias": bias, "reduction": "none", "backend": backend}
+        result = ag.linear_cross_entropy(x, w, **arguments, **settings, outputs=outputs)
+        right = np.zeros(sizes.BT)
+        if bias is not None and np.isinf(bias[-1]):
+            right[:] = bias[-1]
+        right[1], right[2], right[3] = -np.inf, np.inf, np.nan
+        if bias is not None:
+            right[1 if bias is positive else 2] = np.nan  # a logit is a sum of both infinities
+        finite = right == 0
+        assert np.isfinite(result.lse[finite]).all()
+        np.testing.assert_array_equal(result.lse[~finite], right[~finite])
+        for name in ("loss", "entropy", "log_prob"):
+            assert np.isnan(getattr(result, name)[~finite]).all()
+            assert np.isfinite(getattr(result, name)[finite]).all()
+        square = ag.linear_cross_entropy(
+            x, w, **arguments, **settings, lse_square_scale=1.0, class_weight=np.zeros(sizes.V), return_grad=False
+        ).loss
+        np.testing.assert_array_equal(square[~finite], right[~finite] ** 2)
+        gradients = ag.linear_cross_entropy_backward(
+            x, w, **arguments, **settings, lse=result.lse, grad_lse=np.where(finite, 0.0, 1.0)
+        )
+        assert np.isnan(result.input_grad[~finite].astype(np.float64)).all()
+        assert np.isnan(gradients.input_grad[~finite].astype(np.float64)).all()
+
+
 # ---- arguments -------------------------------------------------------------------------------------------------------
 
 FAULTS = [
@@ -412,14 +586,16 @@ def test_rows_without_upstream_gradient_meet_no_infinity(backend):
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("infinity", [np.inf, -np.inf])
-def test_rows_of_infinities_have_no_lse(infinity, backend):
+def test_rows_of_infinities_have_an_infinite_lse(infinity, backend):
     x, weight, target = np.ones((2, 2), np.float32), np.full((3, 2), infinity, np.float32), np.array([0, 1])
     result = ag.linear_cross_entropy(
         x, weight, target, reduction="none", outputs=("lse", "log_prob", "entropy"), backend=backend
     )
     logits = np.full((2, 3), infinity, np.float32)
     of_logits = ag.cross_entropy(logits, target, reduction="none", outputs=("lse",), backend=backend)
-    for values in (result.loss, result.lse, result.log_prob, result.entropy, of_logits.loss, of_logits.lse):
+    assert np.all(result.lse == infinity)
+    assert np.all(of_logits.lse == infinity)
+    for values in (result.loss, result.log_prob, result.entropy, of_logits.loss):
         assert np.isnan(values).all()
 
 

@@ -231,6 +231,34 @@ def test_logits_that_are_no_finite_numbers(dtype):
                         np.testing.assert_allclose(value, expected, rtol=1e-2, atol=1e-2, err_msg=name)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("size", [1e-300, 1e-50, 1e50, 1e300])
+def test_the_size_of_class_weights_cancels(size, backend):
+    """Weights of float64 beyond the range of float32 cancel in a mean, though each rank rounds its own."""
+    call = arguments("classes and smoothing")
+    right = ag.linear_cross_entropy(**call)
+    call["class_weight"] = call["class_weight"] * size
+    for each in whole_with_options(with_options(call, CUTS, backend=backend)):
+        for name, value, expected in zip(right._fields, each, right):
+            np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_an_infinite_class_weight_makes_the_smoothed_loss_infinite(backend):
+    """Also where its class has the largest logit, on any rank."""
+    call = arguments("no option", "float64", "none") | {"label_smoothing": 0.1, "return_grad": False}
+    call["target"] = np.full(41, 20)
+    for place, largest in itertools.product((0, 18, 49), repeat=2):
+        call["bias"], call["class_weight"] = np.zeros(50), np.ones(50)
+        call["bias"][largest], call["class_weight"][place] = 1000, np.inf
+        for each in with_options(call, CUTS, backend=backend):
+            assert np.array_equal(each.loss, ag.linear_cross_entropy(**call).loss, equal_nan=True)
+            assert place == largest or np.all(each.loss == np.inf)
+        call["bias"][largest] = 5
+        for each in with_options(call, CUTS, backend=backend):
+            assert np.all(each.loss == np.inf)
+
+
 def test_rows_without_weight():
     """A row of weight 0 adds nothing, whatever values it holds. A mean over such rows alone is NaN."""
     a = arguments("token weights alone")
@@ -497,6 +525,10 @@ def test_options_that_differ_between_ranks(name, one, other):
     for each in on_ranks(4, work):
         assert type(each) is ag.ParamInvalidError
         assert f"{name}: expected the same on every rank, got " in str(each)
+        for value, place in ((one, " on rank 0 and "), (other, " on rank 3")):
+            if isinstance(value, tuple):
+                value = list(value)
+            assert isinstance(value, (str, np.ndarray)) or f" {value}{place}" in str(each)
 
 
 def test_vectors_over_the_vocabulary_are_the_same_for_all_tokens():

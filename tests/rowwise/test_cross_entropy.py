@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from cross_entropy_oracles import assert_right, random_arguments
-from hypothesis import given
+from hypothesis import assume, given
 from samples import DTYPES, generator
 
 import ascend_grad as ag
@@ -378,9 +378,9 @@ def test_nothing_arrives_at_rows_of_weight_0_and_at_means_over_nothing(options, 
 
 
 def test_temperatures_beyond_the_limits_count_as_the_nearest_one(cpu_engine):
-    for temperature, nearest in ((1e60, 2.0**126), (1e-60, 2.0**-127)):
+    for temperature, nearest in ((1e60, 2.0**60), (1e-60, 2.0**-60)):
         for options in ({}, {"label_smoothing": 0.3}, {"outputs": ("lse", "log_prob")}):
-            x = np.array([[1e38, -1e38, 1]], np.float32) if temperature > 1 else np.array([[1e-39, 0, 0]], np.float32)
+            x = np.array([[1e18, -1e18, 1]] if temperature > 1 else [[1e-18, 0, 0]], np.float32)
             results = [
                 cpu_engine.call("cross_entropy", x, [0], temperature=each, **options) for each in (temperature, nearest)
             ]
@@ -601,6 +601,140 @@ def test_many_equal_targets_are_added_up(cpu_engine):
     result = cpu_engine.call("cross_entropy", x, target, target_prob=prob)
     single = cpu_engine.call("cross_entropy", x, np.array([[0, 2]]), target_prob=np.array([[0.3, 0.7]]))
     np.testing.assert_allclose(result.input_grad, single.input_grad, rtol=1e-14)
+
+
+# ---- coefficients of any size ----------------------------------------------------------------------------------------
+
+#: Rows in place, cached and not, gathered, short and long columns, and rows that are split.
+PLACES = (((33, 10), -1), ((3, 4100), -1), ((2, 5, 70), 1), ((2, 300, 9), 1), ((2, 70_001), -1))
+
+
+def assert_scaled(result: Any, right: dict[str, np.ndarray], dtype: str, text: str) -> None:
+    """Check results of the dtype of the logits, whose right values may be too large for it."""
+    with np.errstate(over="ignore"):
+        rounded = {
+            name: np.asarray(right[name]).astype(np.float64).astype(value.dtype)
+            for name, value in result._asdict().items()
+            if value is not None
+        }
+    assert_right(result, rounded, dtype, text)
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-50, 1e50, 1e300])
+@pytest.mark.parametrize(("shape", "dim"), PLACES)
+def test_a_mean_does_not_depend_on_the_size_of_weights(size, shape, dim, dtype, cpu_engines):
+    """Weights of float64 beyond the range of float32 cancel in a mean, of tokens and of classes."""
+    options = {"class_weight": "classes", "label_smoothing": 0.2}
+    arguments = random_arguments("size", shape, dim, dtype, options=options)
+    rows = arguments["target"].shape
+    for name, few in (("class_weight", shape[dim]), ("token_weight", rows)):
+        each = arguments | {name: (generator("size", name).random(few) + 0.25) * size}
+        right = cross_entropy_oracles.expected(**each)
+        for engine in cpu_engines():
+            assert_right(engine.call("cross_entropy", **each), right, dtype, f"{engine.name} {name}")
+        assert_right(ag.cross_entropy(**each, backend="reference"), right, dtype, f"reference {name}")
+
+
+@pytest.mark.parametrize("exponent", [-300, -50, 50, 300])
+@pytest.mark.parametrize(("shape", "dim"), PLACES[:4])
+def test_factors_meet_in_float64(exponent, shape, dim, dtype, cpu_engines):
+    """Factors of a row whose product is ordinary give ordinary gradients, whatever the size of each factor is."""
+    sizes = {"class_weight": 10.0**exponent, "token_weight": 10.0**-exponent}
+    base = random_arguments(
+        "factors", shape, dim, dtype, options={"class_weight": "classes", "token_weight": "rows", "reduction": "none"}
+    )
+    for smoothing, square in ((0.0, 0.0), (0.2, 0.0), (0.2, 0.01)):
+        arguments = base | {"label_smoothing": smoothing, "lse_square_scale": 0.0}
+        arguments |= {name: np.asarray(base[name], np.float64) * size for name, size in sizes.items()}
+        if square:
+            arguments["lse_square_scale"] = square * sizes["class_weight"]
+        right = cross_entropy_oracles.expected(**arguments)
+        for engine in cpu_engines():
+            assert_right(engine.call("cross_entropy", **arguments), right, dtype, engine.name)
+        assert_right(ag.cross_entropy(**arguments, backend="reference"), right, dtype, "reference")
+
+
+@given(st.data())
+def test_weights_of_any_size(cpu_engines, data):
+    dtype = data.draw(st.sampled_from(("float32", "float64", "bfloat16")))
+    shape, dim = data.draw(st.sampled_from((((4, 7), -1), ((5, 9), 0), ((3, 200), -1))))
+    rows = tuple(length for axis, length in enumerate(shape) if axis != dim % 2)
+    of_classes, of_rows = data.draw(st.integers(-150, 150)), data.draw(st.integers(-140, 140))
+    random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    spread = data.draw(st.sampled_from((0, 1, 150)))
+    exponents = of_classes + spread * random.uniform(-1, 1, shape[dim])
+    arguments = random_arguments("any size", shape, dim, dtype) | {
+        "class_weight": (random.random(shape[dim]) + 0.1) * 10.0**exponents,
+        "token_weight": (random.random(rows) + 0.1) * 10.0**of_rows,
+        "label_smoothing": data.draw(st.sampled_from((0.0, 0.1, 1.0))),
+        "lse_square_scale": data.draw(st.sampled_from((0.0, 1e-3))),
+        "reduction": data.draw(st.sampled_from(("mean", "sum", "none"))),
+    }
+    if arguments["reduction"] != "mean":
+        arguments["grad_loss"] = 10.0 ** -(of_classes + of_rows)
+    right = cross_entropy_oracles.expected(**arguments)
+    # A gradient that overflows the accumulators may be NaN.
+    assume(np.all(np.abs(right["input_grad"]) < (1e38 if dtype != "float64" else 1e308)))
+    for engine in cpu_engines():
+        assert_scaled(engine.call("cross_entropy", **arguments), right, dtype, engine.name)
+    assert_scaled(ag.cross_entropy(**arguments, backend="reference"), right, dtype, "reference")
+
+
+@pytest.mark.parametrize(("shape", "dim"), PLACES)
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_an_infinite_class_weight_makes_the_smoothed_loss_infinite(shape, dim, backend, dtype, cpu_engines):
+    """Also where its class has the largest logit, or all of the probability."""
+    x = np.moveaxis(np.zeros(shape, DTYPES[dtype]), dim, -1)
+    x[..., 1] = 2
+    x[0, ..., 2] = 1000
+    weight = np.ones(shape[dim])
+    for place, size in itertools.product((0, 1), (np.inf, -np.inf)):
+        weight[:] = 1
+        weight[place] = size
+        arguments = {"class_weight": weight, "label_smoothing": 0.1, "reduction": "none", "backend": backend}
+        logits = np.ascontiguousarray(np.moveaxis(x, -1, dim))
+        for _ in cpu_engines() if backend == "cpu" else range(1):
+            loss = ag.cross_entropy(logits, np.full(x.shape[:-1], 3), dim, **arguments).loss
+            assert np.all(loss == size)
+
+
+# ---- infinite logits -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shape", "dim"), PLACES)
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("layout", ["C", "steps", "swapped"])
+def test_the_lse_of_infinite_logits_is_that_of_scipy(shape, dim, backend, layout, dtype, cpu_engines):
+    """It is infinite where a logit is positive infinite or all are negative infinite, and all other results are NaN."""
+    if layout == "swapped" and dtype == "bfloat16":
+        pytest.skip("NumPy has no swapped bfloat16")
+    special = pytest.importorskip("scipy.special")
+    x = generator("infinite", shape).standard_normal(shape)
+    rows = np.moveaxis(x, dim, -1).reshape(-1, shape[dim])
+    rows = np.resize(rows, (max(len(rows), 7), shape[dim]))
+    rows[0] = -np.inf
+    rows[1, -1] = np.inf
+    rows[2, [0, -1]] = np.inf, np.nan
+    rows[3], rows[3, -1] = -np.inf, np.nan
+    rows[4] = np.nan
+    rows[5, 1] = -np.inf
+    target = np.zeros(len(rows), int)
+    with np.errstate(all="ignore"):
+        right = special.logsumexp(rows, axis=-1)
+    right_rows = np.isfinite(right)
+    x = in_layout((rows if dim == -1 else rows.T).astype(DTYPES[dtype]), layout)
+    arguments = {"target": target, "dim": -1 if dim == -1 else 0, "reduction": "none", "backend": backend}
+    engines = cpu_engines() if backend == "cpu" else range(1)
+    for _, outputs in itertools.product(engines, (("lse",), ("entropy", "log_prob", "lse"))):
+        result = ag.cross_entropy(x, **arguments, outputs=outputs)
+        np.testing.assert_allclose(result.lse.astype(np.float64), right, rtol=2e-2 if dtype == "bfloat16" else 2e-3)
+        for name in ("loss", *outputs[:-1]):
+            assert np.array_equal(np.isfinite(getattr(result, name)), right_rows)
+            assert np.isnan(getattr(result, name)[~right_rows]).all()
+    zero = ag.cross_entropy(
+        x, **arguments, lse_square_scale=1.0, class_weight=np.zeros(rows.shape[1]), return_grad=False
+    ).loss
+    np.testing.assert_allclose(zero, right**2, rtol=2e-2 if dtype == "bfloat16" else 4e-3)
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

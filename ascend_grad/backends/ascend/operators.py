@@ -230,6 +230,7 @@ def _linear_cross_entropy_backward(session: Session, call: Call) -> tuple[NDArra
     grad = np.concatenate([of_target[first], of_all[second]]).astype(np.float32)
     place = np.where(masked, 0, target[rows].astype(np.int64) - a["vocab_start_index"]).astype(target.dtype)
     lse = _numbers(session, a["lse"])[rows].astype(np.float32)
+    lse[np.isinf(lse)] = np.nan  # no probability follows from it
     input, weight = session.put(a["input"], rows=rows), session.put(a["weight"])
     input_grad, weight_grad = gradient(session, grad, input, weight, masked, place, lse, np.ones_like(lse), None)
     keeps_input, keeps_weight = a["output_mask"]
@@ -301,7 +302,8 @@ def _outputs(
         _fetched(session, each, counted).astype(np.float64) for each in statistics_of_rows
     )
     log_sum = np.log(np.where(counted, sum_exp, 1))
-    return {"lse": logits_max + log_sum, "log_prob": predicted - log_sum}
+    lse = np.where(np.isinf(logits_max), logits_max, logits_max + log_sum)
+    return {"lse": lse, "log_prob": predicted - log_sum}
 
 
 def _reduced(

@@ -155,7 +155,7 @@ typedef struct {
     double filter_eps;     /* a tile of P is skipped if all of its magnitudes are smaller; 0: no tile is skipped */
     const void *complement; /* acc_t (BT,), by row numbers: 1 - p of nearly certain targets, otherwise -1; NULL: not known */
     int is_general;        /* whether P is made of the coefficients of ag_loss_row */
-    const void *class_weight; /* acc_t (V,) and a vector of padding: c_v of ag_loss_row; NULL: all are 1 */
+    const void *class_weight; /* acc_t (V,) and a vector of padding: see ag_scaled_weight; NULL: all are 1 */
 } ag_gradient_rule;
 
 /* The results of AG_TO_MAX_SUM. */

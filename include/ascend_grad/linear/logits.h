@@ -80,7 +80,7 @@ static void K(more_of_row)(const ag_linear_block *b, const acc_t *row, ptrdiff_t
             const V w = class_weight ? V_(load)(class_weight + b->vocab.start + first + c) : V_(set1)(1);
             /* A logit of -inf adds nothing: the exponential is 0, but its product with infinity would be NaN. */
             moment += V_(first)(left, V_(select)(e == 0, zero, e * (shift - z)), zero);
-            deficit += V_(first)(left, V_(select)(w == 0, zero, w * (shift - z)), zero);
+            deficit += V_(first)(left, V_(select)((w == 0) | (z == shift), zero, w * (shift - z)), zero);
             weight += V_(first)(left, w, zero);
         }
         to->moment += (double)V_(reduce_sum)(moment), to->deficit += (double)V_(reduce_sum)(deficit);
@@ -117,28 +117,29 @@ static void K(general_gradient)(const ag_linear_block *b, ptrdiff_t i, ptrdiff_t
     const acc_t *class_weight = b->gradient.class_weight;
     const int is_capped = b->transform.softcap > 0, is_smoothed = of_row->s != 0, with_entropy = of_row->b != 0;
     const double outer = b->transform.is_needed ? K(outer_factor)(b, i) : 1;
+    const double slope = (is_capped ? outer * K(inner_factor)(b) : outer) / of_row->power;
     const V max = V_(set1)(((const acc_t *)b->chunk.max)[i]), sum = V_(set1)(((const acc_t *)b->chunk.sum)[i]);
     const V by_p = V_(set1)((acc_t)of_row->a), by_gap = V_(set1)((acc_t)of_row->b), s = V_(set1)((acc_t)of_row->s);
     const V mean_gap = V_(set1)((acc_t)of_row->mean_gap), zero = {0};
-    const V inverse_outer = V_(set1)((acc_t)(1 / outer)), most = V_(set1)((acc_t)(is_capped ? outer * K(inner_factor)(b) : outer));
-    acc_t slope[AG_MAX_STREAMED_STEP];
+    const V inverse_outer = V_(set1)((acc_t)(1 / outer)), most = V_(set1)((acc_t)slope);
+    acc_t slopes[AG_MAX_STREAMED_STEP];
     for (ptrdiff_t c = 0; c < n; c += VL) {
         const V z = V_(load)(row + c), e = V_(exp)(z - max) / sum;
         V p = e * by_p;
         if (with_entropy) p += V_(select)(e == 0, zero, e * by_gap * ((z - max) + mean_gap));
         if (is_smoothed) p -= class_weight ? s * V_(load)(class_weight + b->vocab.start + first + c) : s;
-        if (is_capped) V_(store)(slope + c, K(slopes)(z, inverse_outer, most));
+        if (is_capped) V_(store)(slopes + c, K(slopes)(z, inverse_outer, most));
         V_(store)(row + c, p);
     }
     const int64_t begin = b->chunk.row_numbers[i] * b->targets.count;
     for (ptrdiff_t k = 0; k < b->targets.count; k++) {
         const int64_t entry = b->targets.entries[begin + k] - b->vocab.start - first;
         if (b->targets.entries[begin + k] < 0 || entry < 0 || entry >= n) continue;
-        row[entry] -= (acc_t)(ag_kept_weight(of_row, b->targets.weights[begin + k]) - of_row->grad_log_prob);
+        row[entry] -= (acc_t)(ag_kept_weight(of_row, b->targets.weights[begin + k]) - of_row->kept_log_prob);
     }
     const int64_t certain = of_row->certain - b->vocab.start - first;
     if (of_row->certain >= 0 && certain >= 0 && certain < n) row[certain] = (acc_t)of_row->certain_grad;
     for (ptrdiff_t c = 0; c < n && b->transform.is_needed; c += VL) {
-        V_(store)(row + c, V_(load)(row + c) * (is_capped ? V_(load)(slope + c) : most));
+        V_(store)(row + c, V_(load)(row + c) * (is_capped ? V_(load)(slopes + c) : most));
     }
 }

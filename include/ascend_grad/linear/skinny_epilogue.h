@@ -88,7 +88,7 @@ static void K(tile_to_max_sum)(const ag_linear_block *b, const void *tile, void 
             K(more_of_row)(b, row, 0, b->vocab.size, now, before, &here);
             if (b->statistics.with_moments) {
                 more[i].moment = here.moment + (earlier == 0 ? 0 : exp(-d) * (more[i].moment + earlier * d));
-                more[i].deficit += here.deficit + (more[i].weight == 0 ? 0 : more[i].weight * d);
+                more[i].deficit += here.deficit + ag_weighted_distance(more[i].weight, d);
                 more[i].weight += here.weight;
             }
             if (!(before == now || before != before)) more[i].argmax = here.argmax;

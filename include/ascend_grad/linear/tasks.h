@@ -58,11 +58,11 @@ static void K(merge_moments)(const ag_linear_block *b, ptrdiff_t i, acc_t larges
     /* Relative to a maximum that is larger by d, the moment of a sum S becomes exp(-d) (moment + S d). */
     const double from_row = ag_max_distance((double)largest, before);
     double moment = sum == 0 ? 0 : exp(-from_row) * (row->moment + sum * from_row);
-    double deficit = row->deficit + (row->weight == 0 ? 0 : row->weight * from_row);
+    double deficit = row->deficit + ag_weighted_distance(row->weight, from_row);
     for (ptrdiff_t p = 0; p < panels; p++) {
         const double max = ((const acc_t *)b->packed.panel_max)[p * rows + i], d = ag_max_distance((double)largest, max);
         const ag_more *more = b->packed.panel_more + p * rows + i;
-        deficit += more->deficit + (more->weight == 0 ? 0 : more->weight * d);
+        deficit += more->deficit + ag_weighted_distance(more->weight, d);
         row->weight += more->weight;
         if (d < INFINITY) moment += exp(-d) * (more->moment + (double)((const acc_t *)b->packed.panel_sum)[p * rows + i] * d);
     }

@@ -32,8 +32,10 @@ AG_INLINE V K(term)(const int op, V a, V b, MASKV mask, V scale, V max)
     }
     case AG_LOSS_DEFICIT:
         return (max - a) * scale;
-    case AG_LOSS_WEIGHTED_DEFICIT:
-        return V_(select)(b == 0, (V){0}, b * ((max - a) * scale));
+    case AG_LOSS_WEIGHTED_DEFICIT: {
+        const V distance = (max - a) * scale;
+        return V_(select)((b == 0) | (distance == 0), (V){0}, b * distance); /* either may be infinite */
+    }
     default:
         return V_(exp)(K(logit)(op, a, mask, scale) - max);
     }
