@@ -35,8 +35,8 @@ def _stand_in(array: jax.Array, value: int) -> np.ndarray:
     """Return an array of the same shape and dtype, with one value, in no memory."""
     # Random keys have a dtype that NumPy lacks.
     dtype = array.dtype if isinstance(array.dtype, np.dtype) else np.dtype(object)
-    fits = dtype.kind not in "iu" or abs(value) < 1 << (8 * dtype.itemsize - 1)
-    return np.broadcast_to(np.array(value if fits else 0, dtype), array.shape)
+    fits = dtype.kind not in "iu" or np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
+    return np.broadcast_to(np.array(value if fits else 0).astype(dtype), array.shape)
 
 
 def check(operator: str, arrays: dict[str, jax.Array | None], **settings: object) -> tuple[dict[str, Any], int]:

@@ -14,15 +14,16 @@ from .losses import (
     DIFFERENTIABLE,
     LossOutputs,
     Settings,
-    accumulator,
     call,
     prepared,
     refuse_gradients,
     scaled,
+    sharded_results,
     specs,
     upstream,
     with_temperatures,
 )
+from .meshes import aligned
 
 _NAME = "cross_entropy"
 _TARGET = "ascend_grad_cross_entropy"
@@ -54,29 +55,32 @@ def _gradient_of_outputs(
     settings: Settings, arrays: dict[str, jax.Array], saved: dict[str, jax.Array], above: dict[str, jax.Array]
 ) -> jax.Array:
     """Compute the gradient of the requested outputs with JAX's own operations."""
-    axis = _axis(settings)
-    ignored = arrays["target"] == settings.ignore_index
+    # All operands have the same rank and dtype, as jax_numpy_rank_promotion and jax_numpy_dtype_promotion may demand.
+    axis, target, dtype = _axis(settings), arrays["target"], saved["lse"].dtype
+    limits = jnp.iinfo(target.dtype)
+    is_possible = limits.min <= settings.ignore_index <= limits.max
+    ignored = target == settings.ignore_index if is_possible else jnp.zeros(target.shape, bool)
     if "target_prob" in arrays:
         ignored = ignored.all(-1)
 
-    def of_rows(values: Any) -> jax.Array:
-        return jnp.expand_dims(jnp.broadcast_to(values, ignored.shape), axis)
+    def of_rows(values: jax.Array) -> jax.Array:
+        return jnp.expand_dims(values.astype(dtype), axis)
 
-    temperature = jnp.asarray(settings.temperature, saved["lse"].dtype)
+    temperature = jnp.asarray(settings.temperature, dtype)
     if "temperature" in arrays:
-        temperature = jnp.expand_dims(arrays["temperature"].astype(saved["lse"].dtype), axis)
-    z = arrays["input"].astype(accumulator(arrays["input"])) / temperature
-    log_p = z - jnp.expand_dims(saved["lse"], axis)
-    p = jnp.exp(log_p)
-    grad = of_rows(above.get("lse", 0)) * p
-    if "log_prob" in above:
-        classes = jnp.arange(z.shape[axis]).reshape((-1,) + (1,) * (-1 - axis))
-        is_target = jnp.expand_dims(arrays["target"], axis) == classes
-        grad += of_rows(above["log_prob"]) * (is_target - p)
-    if "entropy" in above:
-        surplus = jnp.where(p == 0, 0, p * (log_p + jnp.expand_dims(saved["entropy"], axis)))
-        grad -= of_rows(above["entropy"]) * surplus
+        temperature = of_rows(arrays["temperature"])
     # The saved numbers of ignored rows are 0, and their logits may be anything.
+    z = jnp.where(jnp.expand_dims(ignored, axis), 0, arrays["input"].astype(dtype)) / temperature
+    log_p = z - of_rows(saved["lse"])
+    p = jnp.exp(log_p)
+    grad = of_rows(above["lse"]) * p if "lse" in above else jnp.zeros_like(p)
+    if "log_prob" in above:
+        classes = jax.lax.broadcasted_iota(target.dtype, z.shape, z.ndim + axis)
+        is_target = jnp.expand_dims(target, axis) == classes
+        grad += of_rows(above["log_prob"]) * (is_target.astype(dtype) - p)
+    if "entropy" in above:
+        surplus = p * (jnp.where(p == 0, 0, log_p) + of_rows(saved["entropy"]))
+        grad -= of_rows(above["entropy"]) * surplus
     return jnp.where(jnp.expand_dims(ignored, axis), 0, grad / temperature)
 
 
@@ -225,7 +229,6 @@ def cross_entropy(
     )
     logits = arrays["input"].reshape(arrays["input"].shape or (1,))
     axis = int(dim) % logits.ndim - logits.ndim
-    arrays = with_temperatures(arrays, _rows(logits, axis))
-    del arrays["input"]
-    found = _loss(settings._replace(others=(("dim", axis),)), logits, arrays)
-    return LossOutputs(**found) if settings.outputs else found["loss"]
+    arrays = aligned(with_temperatures({**arrays, "input": logits}, _rows(logits, axis)))
+    found = _loss(settings._replace(others=(("dim", axis),)), arrays.pop("input"), arrays)
+    return sharded_results(found, settings, logits, axis)

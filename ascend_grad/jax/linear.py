@@ -20,10 +20,12 @@ from .losses import (
     prepared,
     refuse_gradients,
     scaled,
+    sharded_results,
     specs,
     upstream,
     with_temperatures,
 )
+from .meshes import aligned
 
 _NAME = "linear_cross_entropy"
 _TARGET = "ascend_grad_linear_cross_entropy"
@@ -217,7 +219,7 @@ def linear_cross_entropy(
         outputs=outputs,
         num_threads=num_threads,
     )
-    arrays = with_temperatures(arrays, arrays["input"].shape[:1])
+    rows = arrays["input"]
+    arrays = aligned(with_temperatures(arrays, rows.shape[:1]))
     layer = given({name: arrays.pop(name, None) for name in ("input", "weight", "bias")})
-    found = _loss(settings, layer, arrays)
-    return LossOutputs(**found) if settings.outputs else found["loss"]
+    return sharded_results(_loss(settings, layer, arrays), settings, rows, -1)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .arrays import as_array, check
+from .meshes import compiled_call, sharded_as
 
 #: Outputs of a loss that have a gradient.
 DIFFERENTIABLE = ("lse", "log_prob", "entropy")
@@ -69,20 +70,20 @@ def specs(rows: tuple[int, ...], input: jax.Array, settings: Settings, names: tu
 def _call(
     target: str, settings: Settings, results: tuple[tuple[str, Any], ...], arrays: dict[str, jax.Array]
 ) -> list[jax.Array]:
-    function = jax.ffi.ffi_call(target, [spec for _, spec in results], vmap_method="sequential")
-    return function(
-        *arrays.values(),
-        arguments=" ".join(arrays),
-        results=" ".join(name for name, _ in results),
-        reduction=settings.reduction,
-        ignore_index=np.int64(settings.ignore_index),
-        label_smoothing=np.float64(settings.label_smoothing),
-        lse_square_scale=np.float64(settings.lse_square_scale),
-        temperature=np.float64(settings.temperature),
-        denominator=np.float64(settings.denominator),
-        num_threads=np.int64(settings.num_threads),
+    attributes = {
+        "arguments": " ".join(arrays),
+        "results": " ".join(name for name, _ in results),
+        "reduction": settings.reduction,
+        "ignore_index": np.int64(settings.ignore_index),
+        "label_smoothing": np.float64(settings.label_smoothing),
+        "lse_square_scale": np.float64(settings.lse_square_scale),
+        "temperature": np.float64(settings.temperature),
+        "denominator": np.float64(settings.denominator),
+        "num_threads": np.int64(settings.num_threads),
         **{name: np.int64(each) if isinstance(each, int) else np.float64(each) for name, each in settings.others},
-    )
+    }
+    specs = [spec for _, spec in results]
+    return compiled_call(target, specs, tuple(arrays.values()), attributes, takes_batches=False)
 
 
 @_call.defjvp
@@ -158,3 +159,9 @@ def with_temperatures(arrays: dict[str, jax.Array], rows: tuple[int, ...]) -> di
     if temperature is None or temperature.ndim:
         return arrays
     return {**arrays, "temperature": jnp.broadcast_to(temperature, rows).astype(accumulator(arrays["input"]))}
+
+
+def sharded_results(found: dict[str, jax.Array], settings: Settings, input: jax.Array, axis: int) -> Any:
+    """Return what the function of a loss returns. The rows' numbers have the sharding of the rows of `input`."""
+    found = {name: sharded_as(each, input, axis) if each.ndim else each for name, each in found.items()}
+    return LossOutputs(**found) if settings.outputs else found["loss"]

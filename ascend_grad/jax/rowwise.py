@@ -12,6 +12,7 @@ import numpy as np
 from .. import _xla_rowwise
 from ..arguments import real_number
 from .arrays import as_array, check
+from .meshes import aligned, compiled_call, sharded_as
 
 _TARGET = "ascend_grad_rowwise"
 jax.ffi.register_ffi_target(_TARGET, _xla_rowwise.handler(), platform="cpu")
@@ -20,8 +21,8 @@ jax.ffi.register_ffi_target(_TARGET, _xla_rowwise.handler(), platform="cpu")
 def _compute(operator: str, *arrays: jax.Array, dim: int = -1, scale: float = 1.0) -> jax.Array:
     """Call the compiled kernels. `dim` is negative, so that vmap can add batch dimensions in front."""
     result = jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)
-    call = jax.ffi.ffi_call(_TARGET, result, vmap_method="expand_dims")
-    return call(*arrays, operator=operator, dim=np.int64(dim), scale=np.float64(scale))
+    settings = {"operator": operator, "dim": np.int64(dim), "scale": np.float64(scale)}
+    return compiled_call(_TARGET, [result], arrays, settings, takes_batches=True)[0]
 
 
 # ---- gradients of any order ------------------------------------------------------------------------------------------
@@ -115,7 +116,8 @@ def _along(function, input: jax.Array, dim: int) -> jax.Array:
     """Call a softmax function with the dimension counted from the end, as a negative number."""
     if input.ndim == 0:
         return function(input.reshape(1), -1).reshape(())
-    return function(input, int(dim) % input.ndim - input.ndim)
+    (array,) = aligned({"input": input}).values()
+    return sharded_as(function(array, int(dim) % input.ndim - input.ndim), input)
 
 
 def softmax(input: jax.Array, dim: int = -1) -> jax.Array:
@@ -213,6 +215,7 @@ def scaled_masked_softmax(x: jax.Array, mask: jax.Array, scale: float = 1.0) -> 
     Array([[[[0.5, 0.5, 0. , 0. ]]]], dtype=float32)
     """
     operator = "scaled_masked_softmax"
-    array, hidden = as_array(x, "x", operator), as_array(mask, "mask", operator)
-    check(operator, {"x": array, "mask": hidden}, scale=scale)
-    return _scaled_masked_softmax(array, hidden, real_number(scale, "scale", operator))
+    arrays = {"x": as_array(x, "x", operator), "mask": as_array(mask, "mask", operator)}
+    check(operator, arrays, scale=scale)
+    result = _scaled_masked_softmax(*aligned(arrays).values(), real_number(scale, "scale", operator))
+    return sharded_as(result, arrays["x"])

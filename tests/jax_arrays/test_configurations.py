@@ -1,0 +1,161 @@
+"""Test the functions of `ascend_grad.jax` with JAX's options, and in its transformations of whole programs."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from faults import TYPE, outcome
+from samples import generator
+
+import ascend_grad.jax as agj
+
+EVERY = ("lse", "log_prob", "entropy", "predicted", "correct")
+TARGET = np.array([0, 3, -100, 2], np.int32)
+MASK = np.zeros((1, 1, 4, 6), bool)
+WEIGHT = generator("weight").standard_normal((5, 6)).astype(np.float32)
+INPUT = generator("input").standard_normal((4, 6)).astype(np.float32)
+
+FUNCTIONS = {
+    "softmax": lambda x: agj.softmax(x, 0),
+    "log_softmax": agj.log_softmax,
+    "scaled_masked_softmax": lambda x: agj.scaled_masked_softmax(x.reshape(1, 1, 4, 6), MASK, 0.5),
+    "cross_entropy": lambda x: agj.cross_entropy(x, TARGET),
+    "cross_entropy with outputs": lambda x: agj.cross_entropy(x, TARGET, outputs=EVERY, reduction="sum"),
+    "cross_entropy of columns": lambda x: agj.cross_entropy(
+        x.T, TARGET, 0, outputs=EVERY, temperature=np.full(4, 0.5, np.float32), reduction="none"
+    ),
+    "cross_entropy of several targets": lambda x: agj.cross_entropy(
+        x, np.stack([TARGET, TARGET], -1), target_prob=np.ones((4, 2), np.float32), outputs=("lse", "entropy")
+    ),
+    "linear_cross_entropy": lambda x: agj.linear_cross_entropy(x, WEIGHT, TARGET),
+    "linear_cross_entropy with outputs": lambda x: agj.linear_cross_entropy(
+        x, WEIGHT, TARGET, outputs=EVERY, temperature=np.float32(0.5), reduction="none"
+    ),
+}
+ROWWISE = ("softmax", "log_softmax", "scaled_masked_softmax")
+
+
+def total(function, x):
+    return sum(each.astype(jnp.float32).sum() for each in jax.tree.leaves(function(x)))
+
+
+def derivatives(name: str):
+    """Return a function of an array with the gradient, and for a row-wise operator with a second derivative."""
+    gradient = jax.grad(partial(total, FUNCTIONS[name]))
+    if name not in ROWWISE:
+        return gradient
+    return lambda x: (gradient(x), jax.grad(lambda x: jnp.sin(gradient(x)).sum())(x))
+
+
+#: Options of JAX under which a program has to compute the same.
+OPTIONS = {
+    "ranks": {"jax_numpy_rank_promotion": "raise"},
+    "ranks, warnings": {"jax_numpy_rank_promotion": "warn"},
+    "dtypes": {"jax_numpy_dtype_promotion": "strict"},
+    "dtypes, 64 bits": {"jax_numpy_dtype_promotion": "strict", "jax_enable_x64": True},
+    "NaN": {"jax_debug_nans": True},
+    "checks": {"jax_enable_checks": True},
+    "leaks": {"jax_check_tracer_leaks": True},
+}
+
+
+@contextlib.contextmanager
+def configured(options):
+    before = {name: getattr(jax.config, name) for name in options}
+    try:
+        for name, value in options.items():
+            jax.config.update(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+
+
+def assert_same(got, right) -> None:
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), got, right)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_options_of_jax(name, options):
+    right = jax.jit(derivatives(name))(jnp.asarray(INPUT))
+    with configured(options):
+        for transform in (lambda f: f, jax.jit):
+            assert_same(transform(derivatives(name))(jnp.asarray(INPUT)), right)
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name.startswith("cross_entropy with")])
+def test_infinite_logits_while_jax_looks_for_nan(name):
+    """No intermediate result is NaN for a probability of 0, and for the logits of an ignored row."""
+    x = jnp.asarray(INPUT).at[0, 1].set(-jnp.inf).at[2].set(jnp.inf)
+    with configured({"jax_debug_nans": True}):
+        assert np.isfinite(jax.grad(partial(total, lambda x: FUNCTIONS[name](x)._replace(log_prob=None)))(x)).all()
+
+
+TRANSFORMS = {
+    "checkpoint": lambda f: jax.grad(jax.checkpoint(f)),
+    "linearize": lambda f: lambda x: jax.linear_transpose(jax.linearize(f, x)[1], x)(jnp.float32(1))[0],
+    "donated": lambda f: lambda x: jax.jit(jax.grad(f), donate_argnums=0)(x + 0),
+    "scan": lambda f: lambda x: jax.lax.scan(lambda c, x: (c, jax.grad(f)(x)), 0, x[None])[1][0],
+    "map": lambda f: lambda x: jax.lax.map(jax.grad(f), x[None])[0],
+    "while": lambda f: (
+        lambda x: jax.lax.while_loop(lambda c: c[0] < 1, lambda c: (c[0] + 1, jax.grad(f)(x)), (0, x))[1]
+    ),
+    "no compilation": lambda f: lambda x: jax.disable_jit()(jax.grad(f))(x),
+    "program": lambda f: jax.jit(jax.grad(f)).lower(jax.ShapeDtypeStruct((4, 6), jnp.float32)).compile(),
+    "jaxpr": lambda f: lambda x: jax.core.eval_jaxpr((p := jax.make_jaxpr(jax.grad(f))(x)).jaxpr, p.consts, x)[0],
+    "shape": lambda f: lambda x: jax.eval_shape(jax.grad(f), x),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+@pytest.mark.parametrize(
+    "name", ["softmax", "scaled_masked_softmax", "cross_entropy with outputs", "linear_cross_entropy"]
+)
+def test_transformations(name, transform):
+    function, x = partial(total, FUNCTIONS[name]), jnp.asarray(INPUT)
+    got, right = transform(function)(x), jax.grad(function)(x)
+    assert (got.shape, got.dtype) == (right.shape, right.dtype)
+    if not isinstance(got, jax.ShapeDtypeStruct):
+        assert_same(got, right)
+
+
+CALLS = {
+    "softmax": "rowwise",
+    "cross_entropy": "cross_entropy",
+    "linear_cross_entropy": "linear_cross_entropy",
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_exported_programs(name):
+    """JAX exports a program that names the compiled functions which it may call."""
+    allowed = jax.export.DisabledSafetyCheck.custom_call(f"ascend_grad_{CALLS[name]}")
+    program = jax.jit(partial(total, FUNCTIONS[name]))
+    exported = jax.export.export(program, disabled_checks=[allowed])(jax.ShapeDtypeStruct((4, 6), jnp.float32))
+    again = jax.export.deserialize(exported.serialize())
+    assert_same(again.call(jnp.asarray(INPUT)), program(jnp.asarray(INPUT)))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int8", "int16", "int4", "uint4", "bool", "float16"])
+def test_targets_of_other_dtypes(dtype):
+    x, target = jnp.zeros((4, 6)), jnp.zeros(4, dtype)
+    for name, arrays in (("cross_entropy", (x, target)), ("linear_cross_entropy", (x, x, target))):
+        error = outcome(getattr(agj, name), *arrays)
+        assert type(error) is TYPE
+        assert str(error).startswith(f"{name}: target: expected dtype int32 or int64, got {dtype}")
+
+
+def test_a_value_that_is_ignored_may_be_beyond_the_dtype_of_targets():
+    x, target = jnp.asarray(INPUT), np.array([0, 3, 1, 2], np.int32)
+
+    def of(ignored):
+        return jax.grad(lambda x: agj.cross_entropy(x, target, ignore_index=ignored, outputs=("lse",)).lse.sum())(x)
+
+    assert_same(of(-(2**40)), of(-100))
