@@ -59,6 +59,7 @@ ABOUT_PACKAGES = {
         "tests/arrays/test_torch.py",
         "tests/parallel/test_hccl.py",
         "tests/parallel/test_torch.py",
+        "tests/programs/test_vocab_parallel_options.py",
         "tests/support/hccl_fork.py",
         "tests/support/hccl_ranks.py",
         "tests/support/hccl_stand_in.py",

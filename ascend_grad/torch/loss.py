@@ -43,13 +43,13 @@ else:
             return ", ".join([f"in_features={self.linear.in_features}", *(f"{name}={shown[name]}" for name in names)])
 
 
-def _check_options(**options: object) -> None:
-    """Check options as a call does, with arrays of one element in place of its tensors."""
+def check_options(operator: str, **options: object) -> None:
+    """Check options of a module as a call does, with arrays of one element in place of its tensors."""
     arrays = {"input": np.zeros((1, 1)), "weight": np.zeros((1, 1)), "target": np.zeros(1, np.int64)}
     try:
         bound_call("linear_cross_entropy", (), {**arrays, **options, "backend": "cpu"})
     except AscendGradError as error:
-        rename(error, "LinearCrossEntropyLoss", {})
+        rename(error, operator, {})
         raise
 
 
@@ -115,7 +115,8 @@ class LinearCrossEntropyLoss(_Module):
         if weight is not None and weight.shape != (num_classes,):
             message = f"weight: expected shape {(num_classes,)}, one for each class, got {tuple(weight.shape)}"
             raise ParamInvalidError(message, operator="LinearCrossEntropyLoss")
-        _check_options(
+        check_options(
+            "LinearCrossEntropyLoss",
             reduction=reduction,
             ignore_index=IGNORE_INDEX if ignore_index is None else ignore_index,
             label_smoothing=label_smoothing,
