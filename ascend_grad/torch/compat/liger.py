@@ -198,22 +198,11 @@ def _scaled_mean(
     The cross-entropy is divided by the class weights of the targets, and the squared lse by the number of rows.
     """
     counted = target != ignore_index
-    rows = counted.sum()
-    if options.weight is None:
-        of_row, of_square = probabilities / rows, None
-    else:
+    of_row = of_square = probabilities / counted.sum()
+    if options.weight is not None:
         of_target = options.weight.to(probabilities.dtype)[torch.where(counted, target, 0)] * counted
-        of_row, of_square = probabilities / of_target.sum(), probabilities / rows
-    if of_square is None or not options.lse_square_scale:
-        return linear.unrounded_loss(
-            input, weight, target, "sum", ignore_index, options._replace(token_weight=of_row), names=names
-        )
-    changed = options._replace(
-        token_weight=of_row, lse_square_scale=0.0, outputs=tuple(dict.fromkeys((*options.outputs, "lse")))
-    )
-    found = linear.unrounded_loss(input, weight, target, "sum", ignore_index, changed, names=names)
-    squares = options.lse_square_scale * cast(torch.Tensor, found.lse) ** 2 * of_square
-    return found._replace(loss=found.loss + torch.where(counted, squares, 0).sum())
+        of_row = probabilities / of_target.sum()
+    return linear.summed_loss(input, weight, target, ignore_index, options, of_row, of_square, names=names)
 
 
 def liger_fused_linear_cross_entropy(
