@@ -84,6 +84,7 @@ ABOUT_PACKAGES = {
     "dask": ("tests/dask_arrays", "tests/support/dask_chunks.py", "ascend_grad/dask", "docs/dask.md"),
     "zarr": ("tests/cli/test_apply_zarr.py", "tests/cli/test_score_zarr.py", "tests/support/zarr_files.py"),
     "torch_npu": ("tests/pytorch/test_npu_real.py",),
+    "mypy": ("tests/programs/test_types.py",),
     "mpi4py": ("tests/parallel/test_mpi.py", "ascend_grad/parallel/mpi.py"),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, overload
 
 import torch
 from torch.autograd import Function
@@ -17,6 +17,9 @@ from . import operators
 from .gradients import scaled, second_order_error, without_second_order
 from .outputs import Computed, LossOutputs, check_outputs, requested
 from .tensors import are_plain, check_tensors, itself, to_array, to_tensor, without_gradient
+
+if TYPE_CHECKING:
+    from ..option_types import LossOptions, Outputs
 
 _NAME = "cross_entropy"
 
@@ -212,6 +215,30 @@ class _CrossEntropyOfOperator(_CrossEntropy):
 operators.register_gradient(_NAME, _CrossEntropyOfOperator)
 
 
+@overload
+def cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    outputs: tuple[()] = (),
+    **options: Unpack[LossOptions[torch.Tensor]],
+) -> torch.Tensor: ...
+
+
+@overload
+def cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    outputs: Outputs,
+    **options: Unpack[LossOptions[torch.Tensor]],
+) -> LossOutputs: ...
+
+
 def cross_entropy(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -225,7 +252,7 @@ def cross_entropy(
     lse_square_scale: float = 0.0,
     temperature: float | torch.Tensor = 1.0,
     denominator: float | None = None,
-    outputs: Sequence[Literal["lse", "log_prob", "entropy", "predicted", "correct"]] = (),
+    outputs: Outputs = (),
     num_threads: int | None = None,
 ) -> torch.Tensor | LossOutputs:
     r"""Compute the loss of `torch.nn.functional.cross_entropy`, in one pass over the rows with its gradient.
@@ -331,7 +358,7 @@ def unrounded_loss(
     target_prob: torch.Tensor | None = None,
     temperature: float | torch.Tensor = 1.0,
     denominator: float | None = None,
-    outputs: Sequence[Literal["lse", "log_prob", "entropy", "predicted", "correct"]] = (),
+    outputs: Outputs = (),
     num_threads: int | None = None,
     operator: str = _NAME,
     input_name: str = "input",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack, cast, overload
 
 import torch
 from torch.autograd import Function
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.nn import LinearCrossEntropyOptions
 
+    from ..option_types import Outputs
+    from .option_types import LinearOptions
     from .vocabulary_parallel import VocabularyShard
 
 _T = TypeVar("_T")
@@ -147,6 +149,28 @@ class _LinearCrossEntropyOfOperator(_LinearCrossEntropy):
 operators.register_gradient(_NAME, _LinearCrossEntropyOfOperator)
 
 
+@overload
+def linear_cross_entropy(
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    outputs: tuple[()] = (),
+    **further: Unpack[LinearOptions],
+) -> torch.Tensor: ...
+
+
+@overload
+def linear_cross_entropy(
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    outputs: Outputs,
+    **further: Unpack[LinearOptions],
+) -> LossOutputs: ...
+
+
 def linear_cross_entropy(
     input: torch.Tensor,
     linear_weight: torch.Tensor,
@@ -165,7 +189,7 @@ def linear_cross_entropy(
     denominator: float | None = None,
     logit_scale: float = 1.0,
     softcap: float | None = None,
-    outputs: Sequence[str] = (),
+    outputs: Outputs = (),
     filter_eps: float = 0.0,
     num_threads: int | None = None,
     group: ProcessGroup | None = None,

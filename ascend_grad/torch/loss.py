@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -17,6 +16,8 @@ from .outputs import LossOutputs
 if TYPE_CHECKING:
     from torch.nn import LinearCrossEntropyLoss as _Module
     from torch.nn import LinearCrossEntropyOptions
+
+    from ..option_types import Outputs
 elif hasattr(torch.nn, "LinearCrossEntropyLoss"):
     _Module = torch.nn.LinearCrossEntropyLoss
 else:
@@ -112,7 +113,7 @@ class LinearCrossEntropyLoss(_Module):
         temperature: float = 1.0,
         logit_scale: float = 1.0,
         softcap: float | None = None,
-        outputs: Sequence[str] = (),
+        outputs: Outputs = (),
     ):
         if weight is not None and weight.shape != (num_classes,):
             message = f"weight: expected shape {(num_classes,)}, one for each class, got {tuple(weight.shape)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import torch
 
@@ -103,6 +103,48 @@ class VocabParallelOptions:
         if rank < 0:
             raise ParamInvalidError("group: expected a group that this process is in", operator=name)
         return cls(*vocab_range(vocab_size, rank, torch.distributed.get_world_size(group)), group, reduce_e_grad)
+
+
+@overload
+def linear_cross_entropy(
+    e: torch.Tensor,
+    c: torch.Tensor,
+    targets: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    ignore_index: int = linear.IGNORE_INDEX,
+    softcap: float | None = None,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    shift: bool | int = 0,
+    return_lse: Literal[False] = False,
+    filter_eps: float | Literal["auto"] | None = "auto",
+    accum_e_fp32: bool = False,
+    accum_c_fp32: bool = False,
+    filter_e_grad: bool = True,
+    filter_c_grad: bool = True,
+    impl: str | enum.Enum | None = LinearCrossEntropyImpl.CCE,
+    vocab_parallel_options: VocabParallelOptions | None = None,
+) -> torch.Tensor: ...
+
+
+@overload
+def linear_cross_entropy(
+    e: torch.Tensor,
+    c: torch.Tensor,
+    targets: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    ignore_index: int = linear.IGNORE_INDEX,
+    softcap: float | None = None,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    shift: bool | int = 0,
+    return_lse: bool = False,
+    filter_eps: float | Literal["auto"] | None = "auto",
+    accum_e_fp32: bool = False,
+    accum_c_fp32: bool = False,
+    filter_e_grad: bool = True,
+    filter_c_grad: bool = True,
+    impl: str | enum.Enum | None = LinearCrossEntropyImpl.CCE,
+    vocab_parallel_options: VocabParallelOptions | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
 def linear_cross_entropy(

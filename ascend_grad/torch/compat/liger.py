@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast, overload
 
 import torch
 
@@ -29,15 +29,16 @@ __all__ = [
 class CrossEntropyOutput(NamedTuple):
     """The loss and the requested results of a function of this module. Other results are None."""
 
+    # As in `ascend_grad.results`, a result that may be None has the type Any, too.
     #: The loss. That of a linear layer is float32, or float64 if the input is float64; that of logits has their dtype.
     loss: torch.Tensor
     #: The term of the squared lse in the loss, in the dtype of the input, without a gradient.
-    z_loss: torch.Tensor | None = None
+    z_loss: torch.Tensor | Any = None
     #: The mean of ``predicted == target`` over the rows that are not ignored, float32, NaN if every row is ignored; the
     #: rows' numbers without a reduction.
-    token_accuracy: torch.Tensor | None = None
+    token_accuracy: torch.Tensor | Any = None
     #: The class with the largest logit of each row, int64; -1 for ignored rows.
-    predicted_tokens: torch.Tensor | None = None
+    predicted_tokens: torch.Tensor | Any = None
 
 
 class _Settings(NamedTuple):
@@ -203,6 +204,46 @@ def _scaled_mean(
         of_target = options.weight.to(probabilities.dtype)[torch.where(counted, target, 0)] * counted
         of_row = probabilities / of_target.sum()
     return linear.summed_loss(input, weight, target, ignore_index, options, of_row, of_square, names=names)
+
+
+@overload
+def liger_fused_linear_cross_entropy(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    ce_weight: torch.Tensor | None = None,
+    ignore_index: int = linear.IGNORE_INDEX,
+    lse_square_scale: float = 0.0,
+    label_smoothing: float = 0.0,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    softcap: float | None = None,
+    return_z_loss: Literal[False] = False,
+    accum_dtype: torch.dtype | None = None,
+    use_token_scaling: bool = False,
+    return_token_accuracy: Literal[False] = False,
+    return_predicted_tokens: Literal[False] = False,
+) -> torch.Tensor: ...
+
+
+@overload
+def liger_fused_linear_cross_entropy(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    ce_weight: torch.Tensor | None = None,
+    ignore_index: int = linear.IGNORE_INDEX,
+    lse_square_scale: float = 0.0,
+    label_smoothing: float = 0.0,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    softcap: float | None = None,
+    return_z_loss: bool = False,
+    accum_dtype: torch.dtype | None = None,
+    use_token_scaling: bool = False,
+    return_token_accuracy: bool = False,
+    return_predicted_tokens: bool = False,
+) -> CrossEntropyOutput: ...
 
 
 def liger_fused_linear_cross_entropy(
@@ -401,7 +442,7 @@ class LigerFusedLinearCrossEntropyFunction:
         use_token_scaling: bool = False,
         return_token_accuracy: bool = False,
         return_predicted_tokens: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, torch.Tensor | Any, torch.Tensor | Any, torch.Tensor | Any]:
         """Compute the loss of a linear layer.
 
         Parameters
@@ -442,12 +483,36 @@ class LigerFusedLinearScaledCrossEntropyFunction:
     Like the class with the same name in Liger Kernel, it is used by its method `apply` alone.
     """
 
+    @overload
     @staticmethod
     def apply(
         _input: torch.Tensor,
         weight: torch.Tensor,
         target: torch.Tensor,
-        temperature: float = 1.0,
+        temperature: float | torch.Tensor = 1.0,
+        ignore_index: int = linear.IGNORE_INDEX,
+        m_tiles_per_cluster: int = 1,
+        return_entropy: Literal[False] = False,
+    ) -> torch.Tensor: ...
+
+    @overload
+    @staticmethod
+    def apply(
+        _input: torch.Tensor,
+        weight: torch.Tensor,
+        target: torch.Tensor,
+        temperature: float | torch.Tensor = 1.0,
+        ignore_index: int = linear.IGNORE_INDEX,
+        m_tiles_per_cluster: int = 1,
+        return_entropy: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    @staticmethod
+    def apply(
+        _input: torch.Tensor,
+        weight: torch.Tensor,
+        target: torch.Tensor,
+        temperature: float | torch.Tensor = 1.0,
         ignore_index: int = linear.IGNORE_INDEX,
         m_tiles_per_cluster: int = 1,
         return_entropy: bool = False,
@@ -494,6 +559,42 @@ class LigerFusedLinearScaledCrossEntropyFunction:
         options = linear.Options(temperature=temperature, outputs=("entropy",) if return_entropy else ())
         found = linear.unrounded_loss(_input, weight, target, "none", ignore_index, options, names=names)
         return found.loss if found.entropy is None else (found.loss, found.entropy)
+
+
+@overload
+def liger_cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: None = None,
+    ignore_index: int = linear.IGNORE_INDEX,
+    reduce: None = None,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    softcap: float | None = None,
+    return_z_loss: Literal[False] = False,
+    return_token_accuracy: Literal[False] = False,
+    return_predicted_tokens: Literal[False] = False,
+) -> torch.Tensor: ...
+
+
+@overload
+def liger_cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: None = None,
+    ignore_index: int = linear.IGNORE_INDEX,
+    reduce: None = None,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    softcap: float | None = None,
+    return_z_loss: bool = False,
+    return_token_accuracy: bool = False,
+    return_predicted_tokens: bool = False,
+) -> CrossEntropyOutput: ...
 
 
 def liger_cross_entropy(
@@ -651,7 +752,7 @@ class LigerCrossEntropyFunction:
         return_z_loss: bool = False,
         return_token_accuracy: bool = False,
         return_predicted_tokens: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, torch.Tensor | Any, torch.Tensor | Any, torch.Tensor | Any]:
         """Compute the loss of logits.
 
         Parameters
