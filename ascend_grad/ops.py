@@ -392,7 +392,7 @@ def cross_entropy(
     out: NDArray | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
-) -> CrossEntropy:
+) -> CrossEntropy[NDArray]:
     r"""Compute the cross-entropy loss of logits and its gradient in one pass over the rows.
 
     A row is all of `input` along `dim`, of :math:`V` logits :math:`x`. With :math:`z = x / \mathrm{temperature}`,
@@ -529,7 +529,7 @@ def fused_linear_cross_entropy_loss_grad(
     out: Sequence[NDArray | None] | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
-) -> tuple[NDArray | None, NDArray | None]:
+) -> tuple[NDArray | Any, NDArray | Any]:
     r"""Compute the gradients of a linear layer followed by a cross-entropy loss, without storing all logits.
 
     The layer's logits are :math:`X W^T`, of shape (BT, V) for BT tokens and the V rows of a vocabulary or of a shard of
@@ -714,7 +714,7 @@ def fused_cross_entropy_loss_with_max_sum(
     out: Sequence[NDArray | None] | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
-) -> tuple[NDArray, NDArray | None]:
+) -> tuple[NDArray, NDArray | Any]:
     r"""Compute the cross-entropy loss of each row from statistics of its logits, and the softmax if logits are given.
 
     .. math::
@@ -796,7 +796,7 @@ def linear_cross_entropy(
     outputs: Sequence[str] = (),
     backend: str | None = None,
     num_threads: int | None = None,
-) -> LinearCrossEntropy:
+) -> LinearCrossEntropy[NDArray]:
     r"""Compute the cross-entropy loss of a linear layer and its gradients in one call, without storing all logits.
 
     By default the logits are :math:`z = X W^T`, and with :math:`\mathrm{lse}_i = \log \sum_v e^{z_{iv}}`
@@ -1050,7 +1050,7 @@ def linear_top_k(
     workspace_bytes: int | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
-) -> LinearTopK:
+) -> LinearTopK[NDArray]:
     r"""Compute the k largest log-probabilities of a linear layer for each row, without storing all logits.
 
     The log-probabilities are a log-softmax over the whole vocabulary. The logits :math:`z` are the logits of

@@ -59,6 +59,7 @@ ABOUT_PACKAGES = {
         "tests/arrays/test_torch.py",
         "tests/parallel/test_hccl.py",
         "tests/parallel/test_torch.py",
+        "tests/programs/test_vocab_parallel_options.py",
         "tests/support/hccl_fork.py",
         "tests/support/hccl_ranks.py",
         "tests/support/hccl_stand_in.py",
@@ -86,6 +87,7 @@ ABOUT_PACKAGES = {
     "zarr": ("tests/cli/test_apply_zarr.py", "tests/cli/test_score_zarr.py", "tests/support/zarr_files.py"),
     "torch_npu": ("tests/pytorch/test_npu_real.py",),
     "PyInstaller": ("tests/programs/test_frozen.py",),
+    "mypy": ("tests/programs/test_types.py",),
     "mpi4py": ("tests/parallel/test_mpi.py", "ascend_grad/parallel/mpi.py"),
 }
 

@@ -50,7 +50,7 @@ def linear_cross_entropy(
     outputs: Sequence[Literal["lse", "log_prob", "entropy", "predicted", "correct"]] = (),
     backend: str | None = None,
     num_threads: int | None = 1,
-) -> LinearCrossEntropy:
+) -> LinearCrossEntropy[da.Array]:
     r"""Compute the cross-entropy loss of a linear layer and its gradients, like `ascend_grad.linear_cross_entropy`.
 
     Each chunk of tokens is a task that computes its losses, its outputs and all gradients. The gradients of the weight
@@ -224,7 +224,7 @@ def linear_top_k(
     workspace_bytes: int | None = None,
     backend: str | None = None,
     num_threads: int | None = 1,
-) -> LinearTopK:
+) -> LinearTopK[da.Array]:
     r"""Compute the k largest log-probabilities of a linear layer for each row, like `ascend_grad.linear_top_k`.
 
     Each chunk of tokens is a task.

@@ -39,7 +39,7 @@ def cross_entropy(
     return_grad: bool = True,
     backend: str | None = None,
     num_threads: int | None = 1,
-) -> CrossEntropy:
+) -> CrossEntropy[da.Array]:
     r"""Compute the cross-entropy loss of logits and its gradient, like `ascend_grad.cross_entropy`.
 
     Each block of `input` is a task that computes its losses, its gradient and its outputs. For a mean, the weights of

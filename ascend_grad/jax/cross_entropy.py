@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +23,9 @@ from .losses import (
     with_temperatures,
 )
 from .meshes import aligned
+
+if TYPE_CHECKING:
+    from ..option_types import LossOptions, Outputs
 
 _NAME = "cross_entropy"
 _TARGET = "ascend_grad_cross_entropy"
@@ -122,6 +124,32 @@ def _loss_backward(settings: Settings, residuals: tuple, cotangents: dict[str, A
 _loss.defvjp(_loss_forward, _loss_backward, symbolic_zeros=True)
 
 
+@overload
+def cross_entropy(
+    input: jax.Array,
+    target: jax.Array,
+    dim: int = -1,
+    *,
+    ignore_index: int = -100,
+    class_weight: jax.Array | None = None,
+    outputs: tuple[()] = (),
+    **options: Unpack[LossOptions[jax.Array]],
+) -> jax.Array: ...
+
+
+@overload
+def cross_entropy(
+    input: jax.Array,
+    target: jax.Array,
+    dim: int = -1,
+    *,
+    ignore_index: int = -100,
+    class_weight: jax.Array | None = None,
+    outputs: Outputs,
+    **options: Unpack[LossOptions[jax.Array]],
+) -> LossOutputs: ...
+
+
 def cross_entropy(
     input: jax.Array,
     target: jax.Array,
@@ -136,7 +164,7 @@ def cross_entropy(
     lse_square_scale: float = 0.0,
     temperature: float | jax.Array = 1.0,
     denominator: float | None = None,
-    outputs: Sequence[Literal["lse", "log_prob", "entropy", "predicted", "correct"]] = (),
+    outputs: Outputs = (),
     num_threads: int | None = None,
 ) -> jax.Array | LossOutputs:
     r"""Compute the cross-entropy loss of logits, in one pass over the rows with its gradient.

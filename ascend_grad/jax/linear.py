@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,9 @@ from .losses import (
     with_temperatures,
 )
 from .meshes import aligned
+
+if TYPE_CHECKING:
+    from ..option_types import LinearLossOptions, Outputs
 
 _NAME = "linear_cross_entropy"
 _TARGET = "ascend_grad_linear_cross_entropy"
@@ -93,6 +96,34 @@ def _loss_backward(settings: Settings, residuals: tuple, cotangents: dict[str, A
 _loss.defvjp(_loss_forward, _loss_backward, symbolic_zeros=True)
 
 
+@overload
+def linear_cross_entropy(
+    input: jax.Array,
+    weight: jax.Array,
+    target: jax.Array,
+    *,
+    ignore_index: int = -100,
+    class_weight: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    outputs: tuple[()] = (),
+    **options: Unpack[LinearLossOptions[jax.Array]],
+) -> jax.Array: ...
+
+
+@overload
+def linear_cross_entropy(
+    input: jax.Array,
+    weight: jax.Array,
+    target: jax.Array,
+    *,
+    ignore_index: int = -100,
+    class_weight: jax.Array | None = None,
+    bias: jax.Array | None = None,
+    outputs: Outputs,
+    **options: Unpack[LinearLossOptions[jax.Array]],
+) -> LossOutputs: ...
+
+
 def linear_cross_entropy(
     input: jax.Array,
     weight: jax.Array,
@@ -111,7 +142,7 @@ def linear_cross_entropy(
     bias: jax.Array | None = None,
     logit_scale: float = 1.0,
     softcap: float | None = None,
-    outputs: Sequence[Literal["lse", "log_prob", "entropy", "predicted", "correct"]] = (),
+    outputs: Outputs = (),
     num_threads: int | None = None,
 ) -> jax.Array | LossOutputs:
     r"""Compute the cross-entropy loss of a linear layer, without storing all logits.

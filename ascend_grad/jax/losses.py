@@ -24,18 +24,19 @@ class LossOutputs(NamedTuple):
     int32, or int64 while JAX has 64 bits.
     """
 
+    # As in `ascend_grad.results`, a result that may be None has the type Any, too.
     #: The loss, shape () for a mean or a sum, otherwise one number for each row.
     loss: jax.Array
     #: The logarithm of the sum of the exponentials of each row's logits.
-    lse: jax.Array | None = None
+    lse: jax.Array | Any = None
     #: The log-probability of each target.
-    log_prob: jax.Array | None = None
+    log_prob: jax.Array | Any = None
     #: The entropy of each row's probabilities, in nats.
-    entropy: jax.Array | None = None
+    entropy: jax.Array | Any = None
     #: The class with the largest logit of each row, the first one of several; -1 for ignored rows.
-    predicted: jax.Array | None = None
+    predicted: jax.Array | Any = None
     #: The number of rows whose target is the predicted class, shape ().
-    correct: jax.Array | None = None
+    correct: jax.Array | Any = None
 
 
 class Settings(NamedTuple):

@@ -76,7 +76,7 @@ def data_parallel_linear_cross_entropy(
     grad_entropy: ArrayLike | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
-) -> LinearCrossEntropy:
+) -> LinearCrossEntropy[NDArray]:
     """Compute the cross-entropy loss of a linear layer and its gradients, with the tokens split over ranks.
 
     Loss and weight gradient are what `ascend_grad.linear_cross_entropy` computes from the tokens of all ranks. A mean

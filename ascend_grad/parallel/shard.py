@@ -213,8 +213,8 @@ class Shard:
         loss = attempt.run(partial(self._loss, count))
         if self.input_sum is None:
             attempt.share(self._ranks)
-            return LinearCrossEntropy(loss, None, self._weight_grad)  # type: ignore[arg-type]  # nothing failed
-        return LinearCrossEntropy(loss, self.input_sum.result(attempt), self._weight_grad)  # type: ignore[arg-type]
+            return LinearCrossEntropy(loss, None, self._weight_grad)
+        return LinearCrossEntropy(loss, self.input_sum.result(attempt), self._weight_grad)
 
     @property
     def token_summands(self) -> int:

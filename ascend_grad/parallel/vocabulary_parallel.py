@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from .._call import checked
 from ..arguments import shown, truth_value
@@ -60,7 +60,7 @@ def linear_cross_entropy(
     grad_entropy: ArrayLike | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
-) -> LinearCrossEntropy:
+) -> LinearCrossEntropy[NDArray]:
     """Compute the cross-entropy loss of a linear layer and its gradients, with the vocabulary split over ranks.
 
     All ranks of `comm` call it with the same tokens, each with its own rows of the weight. Loss and gradients are what

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, overload
 
 import torch
 from torch.autograd import Function
@@ -17,6 +17,9 @@ from . import operators
 from .gradients import scaled, second_order_error, without_second_order
 from .outputs import Computed, LossOutputs, check_outputs, requested
 from .tensors import are_plain, check_tensors, itself, to_array, to_tensor, without_gradient
+
+if TYPE_CHECKING:
+    from ..option_types import LossOptions, Outputs
 
 _NAME = "cross_entropy"
 
@@ -212,6 +215,30 @@ class _CrossEntropyOfOperator(_CrossEntropy):
 operators.register_gradient(_NAME, _CrossEntropyOfOperator)
 
 
+@overload
+def cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    outputs: tuple[()] = (),
+    **options: Unpack[LossOptions[torch.Tensor]],
+) -> torch.Tensor: ...
+
+
+@overload
+def cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    outputs: Outputs,
+    **options: Unpack[LossOptions[torch.Tensor]],
+) -> LossOutputs: ...
+
+
 def cross_entropy(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -225,7 +252,7 @@ def cross_entropy(
     lse_square_scale: float = 0.0,
     temperature: float | torch.Tensor = 1.0,
     denominator: float | None = None,
-    outputs: Sequence[Literal["lse", "log_prob", "entropy", "predicted", "correct"]] = (),
+    outputs: Outputs = (),
     num_threads: int | None = None,
 ) -> torch.Tensor | LossOutputs:
     r"""Compute the loss of `torch.nn.functional.cross_entropy`, in one pass over the rows with its gradient.
@@ -298,25 +325,64 @@ def cross_entropy(
     tensor([[-0.3750,  0.1250,  0.1250,  0.1250],
             [ 0.1250,  0.1250,  0.1250, -0.3750]])
     """
+    found = unrounded_loss(
+        input,
+        target,
+        weight,
+        ignore_index,
+        reduction,
+        label_smoothing,
+        lse_square_scale,
+        token_weight=token_weight,
+        target_prob=target_prob,
+        temperature=temperature,
+        denominator=denominator,
+        outputs=outputs,
+        num_threads=num_threads,
+    )
+    if not torch.is_autocast_enabled("cpu"):
+        found = found._replace(loss=found.loss.to(input.dtype))
+    return requested(found, outputs) if outputs else found.loss
+
+
+def unrounded_loss(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    ignore_index: int,
+    reduction: Literal["mean", "sum", "none"],
+    label_smoothing: float,
+    lse_square_scale: float,
+    *,
+    token_weight: torch.Tensor | None = None,
+    target_prob: torch.Tensor | None = None,
+    temperature: float | torch.Tensor = 1.0,
+    denominator: float | None = None,
+    outputs: Outputs = (),
+    num_threads: int | None = None,
+    operator: str = _NAME,
+    input_name: str = "input",
+) -> Computed:
+    """Return the loss in float32, or in float64 if `input` is, with the names of the caller in errors."""
     options = {"weight": weight, "token_weight": token_weight, "target_prob": target_prob}
     if isinstance(temperature, torch.Tensor):
         options["temperature"] = temperature
     given = {name: each for name, each in options.items() if each is not None}
-    check_tensors(_NAME, input=input, target=target, **given)
+    check_tensors(operator, **{input_name: input}, target=target, **given)
     if target.is_floating_point():
         hint = "target_prob takes the probabilities of some classes"
-        raise NotImplementedError(f"{_NAME}: target: probabilities are not supported, got {target.dtype} ({hint})")
+        raise NotImplementedError(f"{operator}: target: probabilities are not supported, got {target.dtype} ({hint})")
     for name, each in given.items():
         if each.requires_grad and torch.is_grad_enabled():
             message = "the loss has no gradient for it, got a tensor that requires grad (tensor.detach() does not)"
-            raise NotImplementedError(f"{_NAME}: {name}: {message}")
+            raise NotImplementedError(f"{operator}: {name}: {message}")
     if reduction not in ("mean", "sum", "none"):
-        raise ParamInvalidError(f"reduction: expected mean, sum or none, got {shown(reduction)}", operator=_NAME)
-    ignored = integer(ignore_index, "ignore_index", _NAME)
+        raise ParamInvalidError(f"reduction: expected mean, sum or none, got {shown(reduction)}", operator=operator)
+    ignored = integer(ignore_index, "ignore_index", operator)
     if not -MAX_INDEX - 1 <= ignored <= MAX_INDEX:
         expected = f"an int in [{-MAX_INDEX - 1}, {MAX_INDEX}]"
-        raise ParamInvalidError(f"ignore_index: expected {expected}, got {shown(ignored)}", operator=_NAME)
-    check_outputs(_NAME, outputs)
+        raise ParamInvalidError(f"ignore_index: expected {expected}, got {shown(ignored)}", operator=operator)
+    check_outputs(operator, outputs)
     dim = 1 if input.dim() > 1 else 0
     if isinstance(temperature, torch.Tensor) and temperature.dim() == 0:
         temperature = temperature.expand(input.shape[:dim] + input.shape[dim + 1 :])
@@ -333,18 +399,16 @@ def cross_entropy(
         reduction=reduction,
         ignore_index=ignored,
         input_grad=can_scale and input.requires_grad and torch.is_grad_enabled(),
-        label_smoothing=real_number(label_smoothing, "label_smoothing", _NAME),
-        lse_square_scale=real_number(lse_square_scale, "lse_square_scale", _NAME),
-        temperature=1.0 if isinstance(temperature, torch.Tensor) else real_number(temperature, "temperature", _NAME),
-        denominator=None if denominator is None else real_number(denominator, "denominator", _NAME),
+        label_smoothing=real_number(label_smoothing, "label_smoothing", operator),
+        lse_square_scale=real_number(lse_square_scale, "lse_square_scale", operator),
+        temperature=1.0 if isinstance(temperature, torch.Tensor) else real_number(temperature, "temperature", operator),
+        denominator=None if denominator is None else real_number(denominator, "denominator", operator),
         outputs=list(outputs),
-        num_threads=None if num_threads is None else thread_count(num_threads, _NAME),
+        num_threads=None if num_threads is None else thread_count(num_threads, operator),
     )
     try:
         loss, _, *others = operators.apply(_CrossEntropy, *problem)
     except AscendGradError as error:
-        rename(error, _NAME, {"class_weight": "weight"})
+        rename(error, operator, {"class_weight": "weight", "input": input_name})
         raise
-    loss = loss if torch.is_autocast_enabled("cpu") else loss.to(input.dtype)
-    found = Computed(loss, **{name: each for name, each in zip(OUTPUTS, others) if name in outputs})
-    return requested(found, outputs) if outputs else loss
+    return Computed(loss, **{name: each for name, each in zip(OUTPUTS, others) if name in outputs})

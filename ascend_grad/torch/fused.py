@@ -217,7 +217,7 @@ def fused_cross_entropy_loss_with_max_sum(
     *,
     vocab_parallel_logits: torch.Tensor | None = None,
     num_threads: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor | Any]:
     r"""Compute the cross-entropy loss of each row from statistics of its logits, and the softmax if logits are given.
 
     It is `ascend_grad.fused_cross_entropy_loss_with_max_sum` for tensors. Like `fused_linear_online_max_sum`, it has no
@@ -291,7 +291,7 @@ def fused_linear_cross_entropy_loss_grad(
     workspace_bytes: int | None = None,
     filter_eps: float = 0.0,
     num_threads: int | None = None,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+) -> tuple[torch.Tensor | Any, torch.Tensor | Any]:
     r"""Compute the gradients of a linear layer followed by a cross-entropy loss, without storing all logits.
 
     It is `ascend_grad.fused_linear_cross_entropy_loss_grad` for tensors, and cannot be differentiated once more.

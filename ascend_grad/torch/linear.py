@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack, cast, overload
 
 import torch
 from torch.autograd import Function
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.nn import LinearCrossEntropyOptions
 
+    from ..option_types import Outputs
+    from .option_types import LinearOptions
     from .vocabulary_parallel import VocabularyShard
 
 _T = TypeVar("_T")
@@ -147,6 +149,28 @@ class _LinearCrossEntropyOfOperator(_LinearCrossEntropy):
 operators.register_gradient(_NAME, _LinearCrossEntropyOfOperator)
 
 
+@overload
+def linear_cross_entropy(
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    outputs: tuple[()] = (),
+    **further: Unpack[LinearOptions],
+) -> torch.Tensor: ...
+
+
+@overload
+def linear_cross_entropy(
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    outputs: Outputs,
+    **further: Unpack[LinearOptions],
+) -> LossOutputs: ...
+
+
 def linear_cross_entropy(
     input: torch.Tensor,
     linear_weight: torch.Tensor,
@@ -165,7 +189,7 @@ def linear_cross_entropy(
     denominator: float | None = None,
     logit_scale: float = 1.0,
     softcap: float | None = None,
-    outputs: Sequence[str] = (),
+    outputs: Outputs = (),
     filter_eps: float = 0.0,
     num_threads: int | None = None,
     group: ProcessGroup | None = None,
@@ -181,8 +205,11 @@ def linear_cross_entropy(
     ----------
     input : torch.Tensor, shape (N, in_features) or (in_features,)
         The layer's input; float32, float16, bfloat16 or float64.
-    linear_weight : torch.Tensor, shape (C, in_features)
-        The layer's weight, of the dtype of `input`, in any layout.
+    linear_weight : torch.Tensor, shape (C, in_features) or (C, d1, ..., in_features)
+        The layer's weight, of the dtype of `input`, in any layout. With further dimensions the loss has several ones:
+        each of its d1 * ... positions is a classification of its own, for which `input` has shape (N, in_features).
+        `target`, `token_weight`, `target_prob` and a tensor of temperatures have the dimensions d1, ... after N,
+        `linear_bias` after C. On the CPU, such losses of 16 bits are computed on a float32 copy of the weight.
     target : torch.Tensor of int64 or int32, shape (N,) or (), or (N, K) or (K,) with `target_prob`
         The class of each row, in [0, C), or `ignore_index`. Of tensors on an Ascend NPU another value is no error: the
         row's loss, its row of the gradient of `input` and all of that of `linear_weight` are NaN.
@@ -289,7 +316,8 @@ def _rounded_loss(
     shard: VocabularyShard | None,
 ) -> torch.Tensor | LossOutputs:
     checked(shard, partial(_check_torch_options, torch_options, input))
-    found = unrounded_loss(
+    has_positions = isinstance(linear_weight, torch.Tensor) and linear_weight.dim() > 2
+    found = (_loss_of_positions if has_positions else unrounded_loss)(
         input,
         linear_weight,
         target,
@@ -379,6 +407,166 @@ def unrounded_loss(
         if name in options.outputs
     }
     return Computed(loss.reshape(shape) if reduction == "none" else loss, **outputs)
+
+
+def summed_loss(
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int,
+    options: Options,
+    of_row: torch.Tensor,
+    of_square: torch.Tensor,
+    **keywords: Any,
+) -> Computed:
+    """Return the sum of the rows' losses with different factors for the cross-entropy and for the squared lse."""
+    if of_square is of_row or not options.lse_square_scale:
+        changed = options._replace(token_weight=of_row)
+        return unrounded_loss(input, linear_weight, target, "sum", ignore_index, changed, **keywords)
+    outputs = tuple(dict.fromkeys((*options.outputs, "lse")))
+    changed = options._replace(token_weight=of_row, lse_square_scale=0.0, outputs=outputs)
+    found = unrounded_loss(input, linear_weight, target, "sum", ignore_index, changed, **keywords)
+    squares = options.lse_square_scale * cast(torch.Tensor, found.lse) ** 2 * of_square
+    counted = _are_counted(target, ignore_index, options)
+    return found._replace(loss=found.loss + torch.where(counted, squares, 0).sum())
+
+
+def _are_counted(target: torch.Tensor, ignore_index: int, options: Options) -> torch.Tensor:
+    """Return which rows are not ignored."""
+    counted = target != ignore_index
+    return counted if options.target_prob is None else counted.any(-1)
+
+
+def _loss_of_positions(
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    reduction: Literal["mean", "sum", "none"],
+    ignore_index: int | None,
+    options: Options,
+    *,
+    filter_eps: float,
+    num_threads: int | None,
+    shard: VocabularyShard | None,
+) -> Computed:
+    """Compute a loss of several dimensions, in which each position has its own part of the weight and its own targets.
+
+    Positions are computed one after another. A mean is divided by the weights of the rows at all positions.
+    """
+    checked(shard, partial(_check_positions, input, linear_weight, target, reduction, options, shard))
+    ignore_index, filter_eps, num_threads = _as_numbers(_NAME, ignore_index, filter_eps, num_threads)
+    options = _converted(_NAME, options)
+    shape = target.shape if options.target_prob is None else target.shape[:-1]
+
+    def of_positions(tensor: torch.Tensor, after: int = 0) -> Sequence[torch.Tensor]:
+        """Return the tensors of all positions. `after` is the number of dimensions after the positions."""
+        return tensor.flatten(1, -1 - after).unbind(1)
+
+    after = 0 if options.target_prob is None else 1
+    if input.dtype == linear_weight.dtype in (torch.float16, torch.bfloat16) and input.device.type != "npu":
+        # The gradient of the input is the sum of the positions' ones, which is then rounded once.
+        input, linear_weight = input.float(), linear_weight.float()
+    weights, targets = of_positions(linear_weight, 1), of_positions(target, after)
+    split = {
+        name: of_positions(value, after if name == "target_prob" else 0)
+        for name, value in options._asdict().items()
+        if isinstance(value, torch.Tensor) and name != "weight" and value.dim() > 0
+    }
+    parts = [options._replace(**{name: each[i] for name, each in split.items()}) for i in range(len(weights))]
+    keywords: dict[str, Any] = {"filter_eps": filter_eps, "num_threads": num_threads}
+    if reduction == "mean":
+        of_row, of_square, divisor = _mean_factors(input, linear_weight, target, ignore_index, options)
+        rows = of_positions(of_row)
+        squares = rows if of_square is of_row else of_positions(of_square)
+        found = [
+            summed_loss(input, each[0], each[1], ignore_index, *each[2:], **keywords)
+            for each in zip(weights, targets, parts, rows, squares)
+        ]
+        loss = torch.where(divisor == 0, torch.nan, torch.stack([each.loss for each in found]).sum())
+    else:
+        found = [
+            unrounded_loss(input, each[0], each[1], reduction, ignore_index, each[2], **keywords)
+            for each in zip(weights, targets, parts)
+        ]
+        losses = torch.stack([each.loss for each in found], -1)
+        loss = losses.reshape(shape) if reduction == "none" else losses.sum()
+    outputs = {
+        name: torch.stack([cast(torch.Tensor, getattr(each, name)) for each in found], -1) for name in options.outputs
+    }
+    return Computed(
+        loss, **{name: each.sum() if name == "correct" else each.reshape(shape) for name, each in outputs.items()}
+    )
+
+
+def _mean_factors(
+    input: torch.Tensor, linear_weight: torch.Tensor, target: torch.Tensor, ignore_index: int, options: Options
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the factors of the cross-entropy and of the squared lse of each row in a mean, and the first divisor.
+
+    The factors are the same tensor if their divisors are equal. They are 0 if the divisor is.
+    """
+    counted = _are_counted(target, ignore_index, options)
+    factors = counted.to(operators.accumulator(input))
+    if options.token_weight is not None:
+        factors = torch.where(counted, options.token_weight.to(factors.dtype), 0)
+    if options.denominator is not None:
+        factors = factors / options.denominator
+        return factors, factors, torch.ones_like(factors).sum()
+    rows = factors.sum()
+    of_square = torch.where(rows == 0, 0, factors / rows)
+    if options.weight is None or options.target_prob is not None:
+        return of_square, of_square, rows
+    entries = torch.where(counted, target, 0).clamp(0, linear_weight.shape[0] - 1)  # others are refused later
+    divisor = (factors * options.weight.to(factors.dtype)[entries]).sum()
+    return torch.where(divisor == 0, 0, factors / divisor), of_square, divisor
+
+
+def _check_positions(
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    reduction: object,
+    options: Options,
+    shard: VocabularyShard | None,
+) -> None:
+    """Check the shapes of a loss of several dimensions. Each position is checked later as a loss of its own."""
+    tensors = {"token_weight": options.token_weight, "target_prob": options.target_prob}
+    tensors |= {"linear_bias": options.linear_bias, "weight": options.weight}
+    given = {name: each for name, each in tensors.items() if each is not None}
+    check_tensors(_NAME, input=input, linear_weight=linear_weight, target=target, **given)
+    if shard is not None:
+        refuse(f"{_NAME} with a group", **{"linear_weight of several dimensions": tuple(linear_weight.shape)})
+    _check_target_dtype(_NAMES, target)
+    if reduction not in ("mean", "sum", "none"):
+        raise ParamInvalidError(f"reduction: expected mean, sum or none, got {shown(reduction)}", operator=_NAME)
+    positions = linear_weight.shape[1:-1]
+    if input.dim() != 2:
+        expected = "shape (N, in_features), as linear_weight has positions"
+        raise ParamInvalidError(f"input: expected {expected}, got {tuple(input.shape)}", operator=_NAME)
+    if linear_weight.shape[-1] != input.shape[-1]:
+        expected = f"shape {('C', *positions, input.shape[-1])}"
+        message = f"linear_weight: expected {expected}, got {tuple(linear_weight.shape)}"
+        raise ParamInvalidError(message, operator=_NAME)
+    if positions.numel() == 0:
+        got = f"got shape {tuple(linear_weight.shape)}"
+        raise ParamInvalidError(f"linear_weight: expected at least one position, {got}", operator=_NAME)
+    rows = input.shape[0], *positions
+    if options.target_prob is not None:
+        if target.dim() != len(rows) + 1 or target.shape[:-1] != rows:
+            message = f"target: expected shape {(*rows, 'K')}, as target_prob is given, got {tuple(target.shape)}"
+            raise ParamInvalidError(message, operator=_NAME)
+        _check_shape(_NAME, "target_prob", options.target_prob, target.shape, "as target has")
+    else:
+        _check_shape(_NAME, "target", target, torch.Size(rows), "one for each row and position")
+    if options.token_weight is not None:
+        _check_shape(_NAME, "token_weight", options.token_weight, torch.Size(rows), "one for each row and position")
+    if isinstance(options.temperature, torch.Tensor) and options.temperature.dim() > 0:
+        _check_shape(_NAME, "temperature", options.temperature, torch.Size(rows), "one for each row and position")
+    if options.linear_bias is not None:
+        words = "that of linear_weight but for its last dimension"
+        _check_shape(_NAME, "linear_bias", options.linear_bias, linear_weight.shape[:-1], words)
+    if options.weight is not None:
+        _check_shape(_NAME, "weight", options.weight, linear_weight.shape[:1], "one for each class")
 
 
 def refuse(operator: str, **arguments: object) -> None:
@@ -520,13 +708,7 @@ def _check_shapes(
     target_prob: torch.Tensor | None,
 ) -> None:
     operator = names.operator
-    if linear_weight.dim() > 2:
-        got = f"got shape {tuple(linear_weight.shape)}"
-        raise NotImplementedError(f"{operator}: {names.weight}: losses of several dimensions are not supported, {got}")
-    if target.is_floating_point():
-        hint = "target_prob takes the probabilities of some classes"
-        message = f"probabilities are not supported, got {target.dtype} ({hint})"
-        raise NotImplementedError(f"{operator}: {names.target}: {message}")
+    _check_target_dtype(names, target)
     if input.dim() not in (1, 2):
         message = f"{names.input}: expected shape (N, in_features) or (in_features,), got {tuple(input.shape)}"
         raise ParamInvalidError(message, operator=operator)
@@ -540,6 +722,13 @@ def _check_shapes(
         message = f"{names.target}: expected shape {(*input.shape[:-1], 'K')}, as target_prob is given, got "
         raise ParamInvalidError(f"{message}{tuple(target.shape)}", operator=operator)
     _check_shape(operator, "target_prob", target_prob, target.shape, f"as {names.target} has")
+
+
+def _check_target_dtype(names: Names, target: torch.Tensor) -> None:
+    if target.is_floating_point():
+        hint = "target_prob takes the probabilities of some classes"
+        message = f"probabilities are not supported, got {target.dtype} ({hint})"
+        raise NotImplementedError(f"{names.operator}: {names.target}: {message}")
 
 
 def _check_shape(operator: str, name: str, tensor: torch.Tensor, shape: torch.Size, words: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -10,12 +10,14 @@ import torch
 
 from ..errors import AscendGradError, ParamInvalidError, rename
 from ..inspection import bound_call
-from .linear import IGNORE_INDEX, linear_cross_entropy, refuse
+from .linear import IGNORE_INDEX, linear_cross_entropy
 from .outputs import LossOutputs
 
 if TYPE_CHECKING:
     from torch.nn import LinearCrossEntropyLoss as _Module
     from torch.nn import LinearCrossEntropyOptions
+
+    from ..option_types import Outputs
 elif hasattr(torch.nn, "LinearCrossEntropyLoss"):
     _Module = torch.nn.LinearCrossEntropyLoss
 else:
@@ -24,17 +26,18 @@ else:
         """A substitute for `torch.nn.LinearCrossEntropyLoss` before torch 2.13: its attributes and its state's keys."""
 
         def __init__(
-            self, in_features, num_classes, *, bias, device, dtype, reduction, weight, ignore_index, label_smoothing,
-            options
+            self, in_features, num_classes, *, out_features, bias, device, dtype, reduction, weight, ignore_index,
+            label_smoothing, options
         ):  # fmt: skip
             super().__init__()
             self.register_buffer("weight", weight)
             self.reduction = reduction
             self.num_classes = num_classes
-            self.out_features = ()
+            self.out_features = out_features
             self.ignore_index = ignore_index
             self.label_smoothing = label_smoothing
-            self.linear = torch.nn.Linear(in_features, num_classes, bias=bias, device=device, dtype=dtype)
+            rows = math.prod(out_features, start=num_classes)
+            self.linear = torch.nn.Linear(in_features, rows, bias=bias, device=device, dtype=dtype)
             self.options = options
 
         def extra_repr(self):
@@ -43,13 +46,13 @@ else:
             return ", ".join([f"in_features={self.linear.in_features}", *(f"{name}={shown[name]}" for name in names)])
 
 
-def _check_options(**options: object) -> None:
-    """Check options as a call does, with arrays of one element in place of its tensors."""
+def check_options(operator: str, **options: object) -> None:
+    """Check options of a module as a call does, with arrays of one element in place of its tensors."""
     arrays = {"input": np.zeros((1, 1)), "weight": np.zeros((1, 1)), "target": np.zeros(1, np.int64)}
     try:
         bound_call("linear_cross_entropy", (), {**arrays, **options, "backend": "cpu"})
     except AscendGradError as error:
-        rename(error, "LinearCrossEntropyLoss", {})
+        rename(error, operator, {})
         raise
 
 
@@ -61,14 +64,15 @@ class LinearCrossEntropyLoss(_Module):
     in_features, num_classes : int
         The shape of the layer's weight, ``linear.weight``, is (num_classes, in_features).
     out_features : tuple of int, default ()
-        Only () is supported.
+        The dimensions (d1, ...) of a loss of several ones. The weight then has num_classes * d1 * ... rows, which are
+        those of a `linear_weight` of shape (num_classes, d1, ..., in_features) in order.
     bias : bool, default False
-        Whether the layer has a bias, ``linear.bias``.
+        Whether the layer has a bias, ``linear.bias``, with an element for each row of the weight.
     device, dtype : optional
         The weight's device and dtype.
     reduction, weight, ignore_index, label_smoothing, options
         As in `linear_cross_entropy`.
-    linear_weight : torch.nn.Parameter, shape (num_classes, in_features), optional
+    linear_weight : torch.nn.Parameter, of the shape of ``linear.weight``, optional
         The weight of another layer, such as an embedding, that this layer shares. `device` and `dtype` are ignored.
     lse_square_scale, temperature, logit_scale, softcap, outputs
         As in `linear_cross_entropy`.
@@ -109,13 +113,13 @@ class LinearCrossEntropyLoss(_Module):
         temperature: float = 1.0,
         logit_scale: float = 1.0,
         softcap: float | None = None,
-        outputs: Sequence[str] = (),
+        outputs: Outputs = (),
     ):
-        refuse("LinearCrossEntropyLoss", out_features=out_features or None)
         if weight is not None and weight.shape != (num_classes,):
             message = f"weight: expected shape {(num_classes,)}, one for each class, got {tuple(weight.shape)}"
             raise ParamInvalidError(message, operator="LinearCrossEntropyLoss")
-        _check_options(
+        check_options(
+            "LinearCrossEntropyLoss",
             reduction=reduction,
             ignore_index=IGNORE_INDEX if ignore_index is None else ignore_index,
             label_smoothing=label_smoothing,
@@ -128,6 +132,7 @@ class LinearCrossEntropyLoss(_Module):
         super().__init__(
             in_features,
             num_classes,
+            out_features=out_features,
             bias=bias,
             device=device if linear_weight is None else "meta",
             dtype=dtype,
@@ -149,7 +154,7 @@ class LinearCrossEntropyLoss(_Module):
                 raise ParamInvalidError(message, operator="LinearCrossEntropyLoss")
             self.linear.weight = linear_weight
             if bias:
-                values = torch.empty(num_classes, device=linear_weight.device, dtype=linear_weight.dtype)
+                values = torch.empty(len(linear_weight), device=linear_weight.device, dtype=linear_weight.dtype)
                 bound = in_features**-0.5 if in_features else 0.0  # as in torch.nn.Linear
                 self.linear.bias = torch.nn.Parameter(torch.nn.init.uniform_(values, -bound, bound))
 
@@ -168,7 +173,7 @@ class LinearCrossEntropyLoss(_Module):
         ----------
         input : torch.Tensor, shape (N, in_features) or (in_features,)
             The layer's input.
-        target : torch.Tensor of int64 or int32, shape (N,) or (), or (N, K) or (K,) with `target_prob`
+        target : torch.Tensor of int64 or int32, shape (N, *out_features) or (); with `target_prob` (..., K)
             The class of each row, in [0, num_classes), or `ignore_index`.
         token_weight, target_prob, denominator
             As in `linear_cross_entropy`.
@@ -178,11 +183,16 @@ class LinearCrossEntropyLoss(_Module):
         torch.Tensor or LossOutputs
             The loss. With `outputs` it is the field `loss` of a named tuple, and the outputs are other fields.
         """
+        linear_weight, linear_bias = self.linear.weight, self.linear.bias
+        if self.out_features:
+            rows = self.num_classes, *self.out_features
+            linear_weight = linear_weight.unflatten(0, rows)
+            linear_bias = None if linear_bias is None else linear_bias.unflatten(0, rows)
         return linear_cross_entropy(
             input,
-            self.linear.weight,
+            linear_weight,
             target,
-            linear_bias=self.linear.bias,
+            linear_bias=linear_bias,
             weight=self.weight,
             reduction=self.reduction,
             ignore_index=self.ignore_index,

@@ -24,18 +24,19 @@ class LossOutputs(tuple[Any, ...], metaclass=ABCMeta):
     Numbers are float32, or float64 if the input is float64. The rows' numbers are 0 for ignored rows.
     """
 
+    # As in `ascend_grad.results`, a result that may be None has the type Any, too.
     #: The loss, shape () for a mean or a sum, otherwise one number for each row; in the dtype that torch gives it.
     loss: torch.Tensor
     #: The logarithm of the sum of the exponentials of each row's logits.
-    lse: torch.Tensor | None = None
+    lse: torch.Tensor | Any = None
     #: The log-probability of each target.
-    log_prob: torch.Tensor | None = None
+    log_prob: torch.Tensor | Any = None
     #: The entropy of each row's probabilities, in nats.
-    entropy: torch.Tensor | None = None
+    entropy: torch.Tensor | Any = None
     #: The class with the largest logit of each row, int64, the first one of several; -1 for ignored rows.
-    predicted: torch.Tensor | None = None
+    predicted: torch.Tensor | Any = None
     #: The number of rows whose target is the predicted class, int64, shape ().
-    correct: torch.Tensor | None = None
+    correct: torch.Tensor | Any = None
 
     def __new__(cls, loss: torch.Tensor, *args: torch.Tensor | None, **kwargs: torch.Tensor | None) -> LossOutputs:
         """Return a named tuple of the loss and of the outputs that are not None."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 import torch
 from torch.autograd import Function
 
-from ..arguments import truth_value
+from ..arguments import shown, truth_value
 from ..errors import ParamInvalidError, ParamTypeError
 from .operators import apply, register_gradient, rowwise
 from .tensors import check_tensors
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def _softmax_backward_wrt_output(
@@ -150,20 +152,36 @@ for _name, _function in (
     register_gradient(_name, _function)
 
 
-def softmax(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
+def _converted(operator: str, input: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """Check the tensor and convert it to `dtype`, if it is given."""
+    check_tensors(operator, input=input)
+    if dtype is None:
+        return input
+    if dtype not in _DTYPES:
+        expected = f"None or one of {', '.join(map(str, _DTYPES))}"
+        raise ParamTypeError(f"dtype: expected {expected}, got {shown(dtype)}", operator=operator)
+    if input.is_complex():
+        raise ParamTypeError(f"input: expected a tensor of a real dtype, got {input.dtype}", operator=operator)
+    return input.to(dtype)
+
+
+def softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Compute the softmax along one dimension, like `torch.softmax`.
 
     Parameters
     ----------
     input : torch.Tensor, shape (...)
-        Rank 0 to 8; float32, float16, bfloat16 or float64.
+        Rank 0 to 8; float32, float16, bfloat16 or float64. With `dtype` of any real dtype.
     dim : int, default -1
         The dimension that sums to one.
+    dtype : torch.dtype, optional
+        The dtype that `input` is converted to first: float32, float16, bfloat16 or float64. The gradient has the dtype
+        of `input`.
 
     Returns
     -------
     torch.Tensor
-        A contiguous tensor of the dtype of `input`.
+        A contiguous tensor of `dtype`, by default of the dtype of `input`.
 
     Raises
     ------
@@ -181,24 +199,26 @@ def softmax(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
     >>> agt.softmax(torch.zeros(2))
     tensor([0.5000, 0.5000])
     """
-    check_tensors("softmax", input=input)
-    return apply(_Softmax, input, dim)
+    return apply(_Softmax, _converted("softmax", input, dtype), dim)
 
 
-def log_softmax(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
+def log_softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Compute the natural logarithm of the softmax along one dimension, like `torch.log_softmax`.
 
     Parameters
     ----------
     input : torch.Tensor, shape (...)
-        Rank 0 to 8; float32, float16, bfloat16 or float64.
+        Rank 0 to 8; float32, float16, bfloat16 or float64. With `dtype` of any real dtype.
     dim : int, default -1
         The dimension whose exponentials sum to one.
+    dtype : torch.dtype, optional
+        The dtype that `input` is converted to first: float32, float16, bfloat16 or float64. The gradient has the dtype
+        of `input`.
 
     Returns
     -------
     torch.Tensor
-        A contiguous tensor of the dtype of `input`.
+        A contiguous tensor of `dtype`, by default of the dtype of `input`.
 
     Raises
     ------
@@ -216,8 +236,7 @@ def log_softmax(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
     >>> agt.log_softmax(torch.zeros(2)).exp()
     tensor([0.5000, 0.5000])
     """
-    check_tensors("log_softmax", input=input)
-    return apply(_LogSoftmax, input, dim)
+    return apply(_LogSoftmax, _converted("log_softmax", input, dtype), dim)
 
 
 def scaled_masked_softmax(

@@ -54,7 +54,7 @@ LAYERS = (
     ("the Ascend NPU", "backends.ascend"),
     ("the registry", "backends"),
     ("the choice of a backend", "call/_dispatch dispatch"),
-    ("operators and questions", "results ops threads npu inspection"),
+    ("operators and questions", "results option_types ops threads npu inspection"),
     ("what compiled modules import", "_compiled"),
     ("the public interface", "ascend_grad"),
     ("losses over ranks", "parallel"),

@@ -14,12 +14,16 @@ from loss_formulas import Formula
 from torch_oracles import assert_close, value_and_gradients
 
 import ascend_grad as ag
-from ascend_grad.torch.compat import cce, verl
-from ascend_grad.torch.compat.cce import linear_cross_entropy
+from ascend_grad.torch.compat import cce, liger, verl
+from ascend_grad.torch.compat.cce import LinearCrossEntropyImpl, linear_cross_entropy
 from ascend_grad.torch.compat.liger import (
     CrossEntropyOutput,
+    LigerCrossEntropyFunction,
+    LigerCrossEntropyLoss,
+    LigerFusedLinearCrossEntropyFunction,
     LigerFusedLinearCrossEntropyLoss,
     LigerFusedLinearScaledCrossEntropyFunction,
+    liger_cross_entropy,
     liger_fused_linear_cross_entropy,
 )
 
@@ -45,29 +49,49 @@ LIGER_OPTIONS = (
     "return_predicted_tokens=False"
 )
 
+LIGER_RESULTS = "return_z_loss=False, return_token_accuracy=False, return_predicted_tokens=False"
+LIGER_LOGITS_OPTIONS = (
+    "ignore_index=-100, lse_square_scale=0.0, label_smoothing=0.0, reduction='mean', softcap=None, " + LIGER_RESULTS
+)
+
 
 def test_signatures():
-    """Each signature has the same parameters, in the same order, and defaults as in the replaced library.
-
-    The default of `impl` stands for the replaced library's default.
-    """
+    """Each signature has the same parameters, in the same order, and defaults as in the replaced library."""
     assert signature(linear_cross_entropy) == (
         "e, c, targets, bias=None, ignore_index=-100, softcap=None, reduction='mean', shift=0, return_lse=False, "
-        "filter_eps='auto', accum_e_fp32=False, accum_c_fp32=False, filter_e_grad=True, filter_c_grad=True, impl=None, "
-        "vocab_parallel_options=None"
+        "filter_eps='auto', accum_e_fp32=False, accum_c_fp32=False, filter_e_grad=True, filter_c_grad=True, "
+        "impl=<LinearCrossEntropyImpl.CCE: 1>, vocab_parallel_options=None"
     )
     assert signature(cce.LinearCrossEntropy) == (
         "ignore_index=-100, softcap=None, reduction='mean', shift=0, filter_eps='auto', accum_e_fp32=False, "
-        "accum_c_fp32=False, filter_e_grad=True, filter_c_grad=True, impl=None, return_lse=False"
+        "accum_c_fp32=False, filter_e_grad=True, filter_c_grad=True, "
+        "impl=<LinearCrossEntropyImpl.CCE: 1>, return_lse=False"
     )
     assert signature(cce.VocabParallelOptions) == "start, stop, group=None, reduce_e_grad=True"
+    assert signature(cce.VocabParallelOptions.from_vocab) == "vocab_size, group=None, reduce_e_grad=True"
+    assert signature(cce.compute_z_loss) == "lse, targets=None, shift=False, ignore_index=-100, reduction='mean'"
+    assert [f"{each.name} {each.value}" for each in LinearCrossEntropyImpl] == [
+        "CCE 1", "TORCH_COMPILE 2", "CCE_KAHAN_FULL_C 3", "CCE_KAHAN_FULL_E 4", "CCE_EXACT 5",
+        "CCE_KAHAN_FULL_C_FULL_E 6", "CCE_KAHAN_FULL 7",
+    ]  # fmt: skip
     assert signature(LigerFusedLinearCrossEntropyLoss) == LIGER_OPTIONS
     assert signature(LigerFusedLinearCrossEntropyLoss.forward) == "self, lin_weight, _input, target, bias=None"
     assert signature(liger_fused_linear_cross_entropy) == f"input, weight, target, bias=None, {LIGER_OPTIONS}"
+    assert signature(LigerFusedLinearCrossEntropyFunction.apply) == (
+        f"_input, weight, target, bias=None, {LIGER_OPTIONS}"
+    )
+    assert signature(liger_cross_entropy) == (
+        "input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction='mean', "
+        f"label_smoothing=0.0, lse_square_scale=0.0, softcap=None, {LIGER_RESULTS}"
+    )
+    assert signature(LigerCrossEntropyLoss) == f"weight=None, {LIGER_LOGITS_OPTIONS}"
+    assert signature(LigerCrossEntropyLoss.forward) == "self, _input, target"
+    assert signature(LigerCrossEntropyFunction.apply) == f"_input, target, weight, {LIGER_LOGITS_OPTIONS}"
     assert CrossEntropyOutput._fields == ("loss", "z_loss", "token_accuracy", "predicted_tokens")
     assert signature(LigerFusedLinearScaledCrossEntropyFunction.apply) == (
         "_input, weight, target, temperature=1.0, ignore_index=-100, m_tiles_per_cluster=1, return_entropy=False"
     )
+    assert verl.LinearCrossEntropy.apply is verl.linear_cross_entropy
     assert signature(verl.linear_cross_entropy) == (
         "hidden, weight, labels, temperature=1.0, reduction='none', dist_process_group=None"
     )
@@ -118,6 +142,55 @@ def test_a_filter(calls: list[dict]):
     linear_cross_entropy(*problem(), filter_eps=0.25, filter_e_grad=False, filter_c_grad=False)
     linear_cross_entropy(*problem())
     assert [each["filter_eps"] for each in calls] == [0.25, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("impl", LinearCrossEntropyImpl)
+def test_exact_implementations_do_not_filter(impl: LinearCrossEntropyImpl, calls: list[dict]):
+    """`filter_eps` holds with the implementation "cce" only, in the function and in the module."""
+    for each in impl, impl.name.lower():
+        linear_cross_entropy(*problem(), filter_eps=0.25, impl=each)
+        cce.LinearCrossEntropy(filter_eps=0.25, impl=each)(*problem())
+    expected = 0.25 if impl is LinearCrossEntropyImpl.CCE else 0.0
+    assert [each["filter_eps"] for each in calls] == [expected] * 4
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("shift", [0, True])
+def test_z_loss_of_cut_cross_entropy(shift: int, reduction: str):
+    e, c, targets = problem()
+    e.requires_grad_()
+    _, lse = linear_cross_entropy(e, c, targets, shift=shift, return_lse=True)
+    classes = targets[:, shift:]
+    squares = torch.logsumexp(e[:, : T - shift].double() @ c.double().T, -1) ** 2
+    squares_of_rows = torch.where(classes == -100, 0, squares)
+    rights = {"mean": squares[classes != -100].mean(), "sum": squares_of_rows.sum(), "none": squares_of_rows}
+    found = cce.compute_z_loss(lse, targets, shift, reduction=reduction)
+    assert_close(found, rights[reduction].detach(), torch.float32, steps=10)
+    (grad,) = torch.autograd.grad(found.sum(), e, retain_graph=True)
+    (right,) = torch.autograd.grad(rights[reduction].sum(), e)
+    assert_close(grad, right.double(), torch.float32, steps=20)
+
+
+def test_z_loss_without_targets():
+    lse = torch.tensor([1.0, 2.0, 3.0])
+    assert cce.compute_z_loss(lse, reduction="none").tolist() == [1, 4, 9]
+    assert cce.compute_z_loss(lse, reduction="sum").item() == 14
+    assert cce.compute_z_loss(lse).item() == pytest.approx(14 / 3)
+    assert cce.compute_z_loss(lse, torch.full((3,), -100)).isnan()
+    with pytest.raises(ag.ParamInvalidError, match=r"compute_z_loss: targets: expected shape \(3,\), as lse has"):
+        cce.compute_z_loss(lse, torch.zeros(3, dtype=torch.int64), shift=1)
+    with pytest.raises(ag.ParamInvalidError, match="compute_z_loss: reduction: expected mean, sum or none, got"):
+        cce.compute_z_loss(lse, reduction="Mean")
+
+
+def test_shards_of_cut_cross_entropy_without_processes():
+    name = r"compat\.cce\.VocabParallelOptions\.from_vocab: "
+    with pytest.raises(ag.ParamInvalidError, match=name + "group: expected a group, as torch.distributed has no"):
+        cce.VocabParallelOptions.from_vocab(V)
+    with pytest.raises(ag.ParamInvalidError, match=name + "vocab_size: expected 1 or more, got 0"):
+        cce.VocabParallelOptions.from_vocab(0)
+    with pytest.raises(ag.ParamTypeError, match=name + "vocab_size: expected an int, got float"):
+        cce.VocabParallelOptions.from_vocab(2.5)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -248,6 +321,11 @@ def test_one_filtered_gradient(keyword: str, calls: list[dict]):
     assert [each["filter_eps"] for each in calls] == [0.0]
 
 
+FUSED_DEFAULTS = {
+    name: each.default for name, each in inspect.signature(LigerFusedLinearCrossEntropyLoss).parameters.items()
+}
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("use_token_scaling", [False, True])
 @pytest.mark.parametrize("with_weight", [False, True])
@@ -273,6 +351,12 @@ def test_options_of_liger(
             liger_fused_linear_cross_entropy(x, w, target, bias, return_predicted_tokens=True, **options),
             LigerFusedLinearCrossEntropyLoss(return_predicted_tokens=True, **options)(w, x, target, bias),
         ]
+        keywords = options | {"return_predicted_tokens": True}
+        ordered = [keywords.get(name, default) for name, default in FUSED_DEFAULTS.items()]
+        by_apply = LigerFusedLinearCrossEntropyFunction.apply(x, w, target, bias, *ordered)
+        assert type(by_apply) is tuple
+        for one, same in zip(found[0], by_apply, strict=True):
+            assert torch.equal(one, same)
         assert not any(each.requires_grad for each in found[0][1:])
         return found[0].loss, found[1].loss
 
@@ -298,7 +382,9 @@ def test_options_of_liger(
 
     check(ours, right, [x, w, torch.randn(V)], dtype)
     for each in found:
-        assert_close(each.z_loss, results["z_loss"], each.z_loss.dtype, steps=10)
+        assert each.z_loss.dtype == dtype
+        assert each.token_accuracy.dtype == torch.float32
+        assert_close(each.z_loss, results["z_loss"], dtype, steps=10)
         assert_close(each.token_accuracy, results["token_accuracy"], torch.float32)
         assert each.predicted_tokens.dtype == torch.int64
         assert torch.equal(each.predicted_tokens, results["predicted_tokens"])
@@ -319,18 +405,138 @@ def test_results_of_liger(flags: tuple[bool, bool, bool]):
         assert tuple(each is not None for each in found) == (True, *flags)
 
 
+@pytest.mark.parametrize("tokens", [T, 0])
 @pytest.mark.parametrize("use_token_scaling", [False, True])
 @pytest.mark.parametrize("with_weight", [False, True])
-def test_results_of_liger_without_tokens(with_weight: bool, use_token_scaling: bool):
-    x, w = torch.randn(T, H, requires_grad=True), torch.randn(V, H)
-    found = liger_fused_linear_cross_entropy(
-        x, w, torch.full((T,), -100), ce_weight=torch.rand(V) if with_weight else None, lse_square_scale=0.1,
-        use_token_scaling=use_token_scaling, **dict.fromkeys(NAMES, True),
-    )  # fmt: skip
-    assert [each.item() for each in found[:3]] == [0, 0, 0]
-    assert found.predicted_tokens.eq(-1).all()
-    found.loss.backward()
-    assert not torch.count_nonzero(x.grad)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_results_of_liger_without_tokens(reduction: str, with_weight: bool, use_token_scaling: bool, tokens: int):
+    """If all tokens are ignored, or there is none, loss and z-loss are 0, and the accuracy is NaN."""
+    x, w = torch.randn(tokens, H).bfloat16().requires_grad_(), torch.randn(V, H).bfloat16()
+    weight, target = torch.rand(V) if with_weight else None, torch.full((tokens,), -100)
+    options = {"lse_square_scale": 0.1, "reduction": reduction, **dict.fromkeys(NAMES, True)}
+    of_layer = liger_fused_linear_cross_entropy(
+        x, w, target, ce_weight=weight, use_token_scaling=use_token_scaling, **options
+    )
+    of_logits = liger_cross_entropy(x @ w.T, target, weight, **options)
+    for found in of_layer, of_logits:
+        assert (found.loss.item(), found.z_loss.item()) == (0, 0)
+        assert found.token_accuracy.isnan()
+        assert found.predicted_tokens.tolist() == [-1] * tokens
+        assert found.z_loss.dtype == torch.bfloat16
+        (grad,) = torch.autograd.grad(found.loss, x)
+        assert not torch.count_nonzero(grad)
+
+
+LOGITS_DEFAULTS = {name: each.default for name, each in inspect.signature(LigerCrossEntropyLoss).parameters.items()}
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+@pytest.mark.parametrize("softcap", [None, 2.5])
+@pytest.mark.parametrize("with_weight", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_logits_of_liger(reduction: str, with_weight: bool, softcap: float | None, dtype: torch.dtype):
+    """The function, the class and `apply` give the loss of the formula with its gradient, in the dtype of the logits.
+
+    All further results are checked, too.
+    """
+    logits, target = torch.randn(B * T, V).to(dtype), problem()[2].flatten()
+    target[0] = logits[0].argmax()
+    counted = target != -100
+    options = {"weight": torch.rand(V) if with_weight else None, "lse_square_scale": 0.01, "label_smoothing": 0.1}
+    options |= {"reduction": reduction, "softcap": softcap, **dict.fromkeys(NAMES, True)}
+    above = torch.randn(B * T if reduction == "none" else ()).to(dtype)
+
+    def reduced(values: torch.Tensor) -> torch.Tensor:
+        return values if reduction == "none" else values.sum() / (counted.sum() if reduction == "mean" else 1)
+
+    wide = logits.double().requires_grad_()
+    capped = wide if softcap is None else softcap * torch.tanh(wide / softcap)
+    weight = None if options["weight"] is None else options["weight"].double()
+    lse = torch.where(counted, capped.logsumexp(1), 0)
+    right = F.cross_entropy(capped, target, weight, reduction=reduction, label_smoothing=0.1) + reduced(0.01 * lse**2)
+    (right_grad,) = torch.autograd.grad(right, wide, above.double())
+    predicted = torch.where(counted, capped.argmax(1), -1)
+    accurate = (predicted == target).double()
+
+    leaf = logits.clone().requires_grad_()
+    ordered = [options.get(name, default) for name, default in LOGITS_DEFAULTS.items()]
+    module = LigerCrossEntropyLoss(**options)
+    by_apply = LigerCrossEntropyFunction.apply(leaf, target, *ordered)
+    assert type(by_apply) is tuple
+    for found in liger_cross_entropy(leaf, target, **options), module(leaf, target), CrossEntropyOutput(*by_apply):
+        assert [each.dtype for each in found] == [dtype, dtype, torch.float32, torch.int64]
+        assert [each.requires_grad for each in found] == [True, False, False, False]
+        assert_close(found.loss.detach(), right.detach(), dtype, steps=10)
+        assert_close(found.z_loss, reduced(0.01 * lse**2).detach(), dtype, steps=10)
+        expected = accurate if reduction == "none" else accurate.sum() / counted.sum()
+        assert_close(found.token_accuracy, expected, torch.float32)
+        assert torch.equal(found.predicted_tokens, predicted)
+        (grad,) = torch.autograd.grad(found.loss, leaf, above)
+        assert grad.dtype == dtype
+        assert_close(grad, right_grad, dtype, steps=20)
+    assert torch.equal(leaf, logits)  # Liger overwrites the logits
+
+
+def test_liger_returns_the_loss_of_logits_alone_without_other_results():
+    logits, target = torch.randn(T, V), torch.arange(T)
+    found = liger_cross_entropy(logits, target)
+    assert torch.equal(found, LigerCrossEntropyLoss()(logits, target))
+    assert LigerCrossEntropyFunction.apply(logits, target, None) == (found, None, None, None)
+    assert LigerFusedLinearCrossEntropyFunction.apply(logits, torch.eye(V), target)[1:] == (None, None, None)
+
+
+def test_errors_of_logits_of_liger():
+    logits, target = torch.randn(T, V), torch.arange(T)
+    name = r"compat\.liger\.liger_cross_entropy: "
+    for keyword in "size_average", "reduce":
+        with pytest.raises(NotImplementedError, match=f"{name}{keyword}: not supported"):
+            liger_cross_entropy(logits, target, **{keyword: True})
+    with pytest.raises(ag.ParamInvalidError, match=name + r"input: expected shape \(BT, V\), got"):
+        liger_cross_entropy(logits[0], target[0])
+    with pytest.raises(ag.ParamInvalidError, match=name + "softcap: expected a positive finite number, got"):
+        liger_cross_entropy(logits, target, softcap=-1.0)
+    with pytest.raises(ag.ParamInvalidError, match=name + "target: expected "):
+        liger_cross_entropy(logits, target + V)
+    name = r"compat\.liger\.LigerCrossEntropyLoss: "
+    with pytest.raises(ag.ParamTypeError, match=name + "_input: expected a torch.Tensor, got list"):
+        LigerCrossEntropyLoss()(logits.tolist(), target)
+    with pytest.raises(ag.ParamTypeError, match=name + "_input: expected "):
+        LigerCrossEntropyLoss()(logits.int(), target)
+    with pytest.raises(NotImplementedError, match=name + "weight: the loss has no gradient for it"):
+        LigerCrossEntropyLoss(torch.ones(V, requires_grad=True))(logits, target)
+
+
+@pytest.mark.parametrize("module", [LigerFusedLinearCrossEntropyLoss, LigerCrossEntropyLoss])
+def test_modules_of_liger(module: type):
+    """The settings are checked when a module is made, and are attributes that later calls read."""
+    for keyword, value in {
+        "label_smoothing": 2.0, "reduction": "average", "softcap": -1.0, "lse_square_scale": "1", "return_z_loss": 1,
+        "ignore_index": 0.5, "return_token_accuracy": None,
+    }.items():  # fmt: skip
+        with pytest.raises(ag.ParamInvalidError, match=f"{module.__name__}: {keyword}: expected "):
+            module(**{keyword: value})
+    made = module()
+    defaults = FUSED_DEFAULTS if module is LigerFusedLinearCrossEntropyLoss else LOGITS_DEFAULTS
+    assert {name: getattr(made, name) for name in defaults} == defaults
+    made.reduction, made.return_z_loss = "none", True
+    x, w, target = torch.randn(T, V), torch.eye(V), torch.arange(T)
+    found = made(w, x, target) if module is LigerFusedLinearCrossEntropyLoss else made(x, target)
+    assert found.loss.shape == found.z_loss.shape == (T,)
+
+
+def test_public_names():
+    """Each module has the public names with which the replaced library computes these losses."""
+    assert set(cce.__all__) == {
+        "LinearCrossEntropy", "LinearCrossEntropyImpl", "VocabParallelOptions", "compute_z_loss", "linear_cross_entropy"
+    }  # fmt: skip
+    assert set(liger.__all__) == {
+        "CrossEntropyOutput", "LigerCrossEntropyFunction", "LigerCrossEntropyLoss",
+        "LigerFusedLinearCrossEntropyFunction", "LigerFusedLinearCrossEntropyLoss",
+        "LigerFusedLinearScaledCrossEntropyFunction", "liger_cross_entropy", "liger_fused_linear_cross_entropy",
+    }  # fmt: skip
+    assert set(verl.__all__) == {"LinearCrossEntropy", "linear_cross_entropy"}
+    for each in cce, liger, verl:
+        assert all(hasattr(each, name) for name in each.__all__)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -371,16 +577,29 @@ def test_verl(reduction: str, temperature: float | str, dtype: torch.dtype):
     check(lambda *each: verl.linear_cross_entropy(*each, labels, divisor, reduction), right, [hidden, weight], dtype)
 
 
+@pytest.mark.parametrize("reduction", ["None", "SUM", "Mean"])
+@pytest.mark.parametrize("shape", [(B * T,), (1, B * T), (B * T, 1), (B, T), (T, B)])
+def test_labels_of_verl_have_any_shape_and_reductions_any_case(shape: tuple[int, ...], reduction: str):
+    hidden, weight, labels = problem()
+    divisor = 0.5 + torch.rand(B * T)
+    found = verl.linear_cross_entropy(hidden, weight, labels.reshape(shape), divisor.reshape(shape), reduction)
+    flat = hidden.flatten(0, 1), weight, labels.flatten()
+    for each, right in zip(found, verl.linear_cross_entropy(*flat, divisor, reduction.lower())):
+        assert torch.equal(each, right)
+
+
 def test_errors_of_verl():
     hidden, weight, labels = problem()
     with pytest.raises(
         NotImplementedError, match=r"compat\.verl\.linear_cross_entropy: dist_process_group: not supported"
     ):
         verl.linear_cross_entropy(hidden, weight, labels, dist_process_group=object())
-    with pytest.raises(ag.ParamInvalidError, match=r"labels: expected the shape of hidden .* \(3, 6\), got \(3, 5\)"):
+    with pytest.raises(ag.ParamInvalidError, match=r"labels: expected .* tokens, 18, got shape \(3, 5\)"):
         verl.linear_cross_entropy(hidden, weight, labels[:, 1:])
-    with pytest.raises(ag.ParamInvalidError, match=r"temperature: expected shape \(3, 6\), as labels has, got \(18,\)"):
-        verl.linear_cross_entropy(hidden, weight, labels, torch.ones(B * T))
+    with pytest.raises(ag.ParamInvalidError, match=r"temperature: expected .* labels has, 18, got shape \(17,\)"):
+        verl.linear_cross_entropy(hidden, weight, labels, torch.ones(B * T - 1))
+    with pytest.raises(ag.ParamInvalidError, match="reduction: expected mean, sum or none, got str 'average'"):
+        verl.linear_cross_entropy(hidden, weight, labels, reduction="Average")
     with pytest.raises(
         ag.ParamTypeError, match=r"verl.linear_cross_entropy: weight: expected torch\.float32, as hidden"
     ):

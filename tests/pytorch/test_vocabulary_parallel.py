@@ -183,6 +183,7 @@ def test_one_row_and_autocast(outcomes):
     ("name", "kind", "text"),
     [
         ("shape", ag.ParamInvalidError, "linear_weight: expected shape (C, 2), got"),
+        ("several dimensions", NotImplementedError, "with a group: linear_weight of several dimensions: not supported"),
         ("dtype", NotImplementedError, "target: probabilities are not supported"),
         ("reduction", ag.ParamInvalidError, "reduction: expected mean, sum or none, got str 'average'"),
         ("bias", ag.ParamInvalidError, "linear_bias: expected shape ("),

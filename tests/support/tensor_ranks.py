@@ -179,6 +179,7 @@ def failures(rank: int, size: int) -> dict[str, Callable[[], Any]]:
             )
         },
         "shape": partial(call, input=x[:, :2]),
+        "several dimensions": partial(call, linear_weight=shard[:, None], target=target[:, None]),
         "dtype": partial(call, target=target.double()),
         "reduction": partial(call, reduction="average"),
         "bias": partial(call, linear_bias=torch.zeros(C)),

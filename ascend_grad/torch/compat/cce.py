@@ -1,10 +1,10 @@
-"""The function and the module of cut-cross-entropy, with their signatures."""
+"""The functions and classes of cut-cross-entropy, with their signatures."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import torch
 
@@ -14,24 +14,41 @@ from .. import linear
 from ..tensors import check_tensors
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from ..vocabulary_parallel import VocabularyShard
 
-__all__ = ["LinearCrossEntropy", "VocabParallelOptions", "linear_cross_entropy"]
+__all__ = [
+    "LinearCrossEntropy",
+    "LinearCrossEntropyImpl",
+    "VocabParallelOptions",
+    "compute_z_loss",
+    "linear_cross_entropy",
+]
 
 _NAME = "compat.cce.linear_cross_entropy"
 _NAMES = linear.Names(_NAME, "e", "c", "targets", bias="bias")
 
-#: The names of cut-cross-entropy's implementations.
-_IMPLEMENTATIONS = (
-    "cce",
-    "cce_exact",
-    "cce_kahan",
-    "cce_kahan_full",
-    "cce_kahan_full_c",
-    "cce_kahan_full_e",
-    "cce_kahan_full_c_full_e",
-    "torch_compile",
-)
+
+class LinearCrossEntropyImpl(enum.IntEnum):
+    """The implementations that cut-cross-entropy has. Here they differ in the filter of the gradients alone.
+
+    With `CCE` the arguments of the filter hold. All others are exact, whatever these arguments are.
+    """
+
+    CCE = enum.auto()
+    TORCH_COMPILE = enum.auto()
+    CCE_KAHAN_FULL_C = enum.auto()
+    CCE_KAHAN_FULL_E = enum.auto()
+    CCE_EXACT = enum.auto()
+    CCE_KAHAN_FULL_C_FULL_E = enum.auto()
+    CCE_KAHAN_FULL = enum.auto()
+
+
+#: Names of implementations with a filter. The second one exists in older releases of cut-cross-entropy only.
+_FILTERED = ("cce", "cce_kahan")
+
+_IMPLEMENTATIONS = (*_FILTERED, *(each.name.lower() for each in LinearCrossEntropyImpl if each.name != "CCE"))
 
 
 @dataclass
@@ -50,8 +67,84 @@ class VocabParallelOptions:
 
     start: int
     stop: int
-    group: Any = None
+    group: ProcessGroup | None = None
     reduce_e_grad: bool = True
+
+    @classmethod
+    def from_vocab(cls, vocab_size: int, group: ProcessGroup | None = None, reduce_e_grad: bool = True) -> Self:
+        """Return the options of this process if the classes are split as evenly as possible.
+
+        Parameters
+        ----------
+        vocab_size : int
+            The number of classes of the whole weight.
+        group, reduce_e_grad
+            As in the class.
+
+        Returns
+        -------
+        VocabParallelOptions
+            Options with the range of `ascend_grad.parallel.vocab_range`.
+
+        Raises
+        ------
+        ParamInvalidError
+            161002: this process is not in the group, or `vocab_size` is not a positive int.
+        """
+        from ...parallel import vocab_range
+
+        name = "compat.cce.VocabParallelOptions.from_vocab"
+        if integer(vocab_size, "vocab_size", name) < 1:
+            raise ParamInvalidError(f"vocab_size: expected 1 or more, got {shown(vocab_size)}", operator=name)
+        if not torch.distributed.is_initialized():
+            message = "group: expected a group, as torch.distributed has no default group"
+            raise ParamInvalidError(message, operator=name)
+        rank = torch.distributed.get_rank(group)
+        if rank < 0:
+            raise ParamInvalidError("group: expected a group that this process is in", operator=name)
+        return cls(*vocab_range(vocab_size, rank, torch.distributed.get_world_size(group)), group, reduce_e_grad)
+
+
+@overload
+def linear_cross_entropy(
+    e: torch.Tensor,
+    c: torch.Tensor,
+    targets: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    ignore_index: int = linear.IGNORE_INDEX,
+    softcap: float | None = None,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    shift: bool | int = 0,
+    return_lse: Literal[False] = False,
+    filter_eps: float | Literal["auto"] | None = "auto",
+    accum_e_fp32: bool = False,
+    accum_c_fp32: bool = False,
+    filter_e_grad: bool = True,
+    filter_c_grad: bool = True,
+    impl: str | enum.Enum | None = LinearCrossEntropyImpl.CCE,
+    vocab_parallel_options: VocabParallelOptions | None = None,
+) -> torch.Tensor: ...
+
+
+@overload
+def linear_cross_entropy(
+    e: torch.Tensor,
+    c: torch.Tensor,
+    targets: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    ignore_index: int = linear.IGNORE_INDEX,
+    softcap: float | None = None,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    shift: bool | int = 0,
+    return_lse: bool = False,
+    filter_eps: float | Literal["auto"] | None = "auto",
+    accum_e_fp32: bool = False,
+    accum_c_fp32: bool = False,
+    filter_e_grad: bool = True,
+    filter_c_grad: bool = True,
+    impl: str | enum.Enum | None = LinearCrossEntropyImpl.CCE,
+    vocab_parallel_options: VocabParallelOptions | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
 def linear_cross_entropy(
@@ -69,7 +162,7 @@ def linear_cross_entropy(
     accum_c_fp32: bool = False,
     filter_e_grad: bool = True,
     filter_c_grad: bool = True,
-    impl: str | enum.Enum | None = None,
+    impl: str | enum.Enum | None = LinearCrossEntropyImpl.CCE,
     vocab_parallel_options: VocabParallelOptions | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Compute the cross-entropy loss of a linear layer, like ``cut_cross_entropy.linear_cross_entropy``.
@@ -96,14 +189,15 @@ def linear_cross_entropy(
     return_lse : bool, default False
         Whether to return the logarithm of the sum of the exponentials of each row's logits, too. It is differentiable.
     filter_eps : float, "auto" or None, default "auto"
-        As in `ascend_grad.fused_linear_cross_entropy_loss_grad`. "auto" and None skip nothing: results are exact.
+        As in `ascend_grad.fused_linear_cross_entropy_loss_grad`. "auto" and None skip nothing: results are exact. Other
+        implementations than "cce" ignore it.
     accum_e_fp32, accum_c_fp32 : bool, default False
         Ignored: sums are always in float32 or better.
     filter_e_grad, filter_c_grad : bool, default True
         Whether `filter_eps` applies to the gradients of `e` and of `c`. Unless both are True, both are exact.
-    impl : str or enum.Enum, optional
-        The name of an implementation of cut-cross-entropy, or the member of an enumeration with that name. There is one
-        implementation here, so the names have no effect.
+    impl : LinearCrossEntropyImpl, or str, default LinearCrossEntropyImpl.CCE
+        An implementation of cut-cross-entropy, or its name, in lower case. All implementations but "cce" are exact; the
+        choice has no other effect. None is the default, and an enumeration with the same names does, too.
     vocab_parallel_options : VocabParallelOptions, optional
         The rows of the weight of this process, which `c` and `bias` have alone; `targets` are classes of the whole
         weight.
@@ -134,9 +228,12 @@ def linear_cross_entropy(
     shard = None if vocab_parallel_options is None else _shard(vocab_parallel_options)
     function = _loss if shard is None else _loss_over_group
     options = linear.Options(linear_bias=bias, softcap=softcap, outputs=("lse",) if return_lse else ())
-    are_filtered = filter_e_grad and filter_c_grad and filter_eps is not None and filter_eps != "auto"
+    name = _implementation(impl)
+    are_filtered = (
+        name in _FILTERED and filter_e_grad and filter_c_grad and filter_eps is not None and filter_eps != "auto"
+    )
     return function(
-        e, c, targets, reduction, ignore_index, shift, options, filter_eps if are_filtered else 0.0, impl,
+        e, c, targets, reduction, ignore_index, shift, options, filter_eps if are_filtered else 0.0, name,
         vocab_parallel_options, shard
     )  # fmt: skip
 
@@ -189,11 +286,17 @@ def _loss(
 _loss_over_group = torch.compiler.disable(_loss)
 
 
-def _check_implementation(impl: object) -> None:
-    name = impl.name.lower() if isinstance(impl, enum.Enum) else impl
-    if impl is not None and name not in _IMPLEMENTATIONS:
+def _implementation(impl: object) -> object:
+    """Return the name of an implementation. Whatever is none is returned unchanged."""
+    if impl is None:
+        return "cce"
+    return impl.name.lower() if isinstance(impl, enum.Enum) else impl
+
+
+def _check_implementation(name: object) -> None:
+    if name not in _IMPLEMENTATIONS:
         expected = f"None or one of {', '.join(_IMPLEMENTATIONS)}"
-        raise ParamInvalidError(f"impl: expected {expected}, got {shown(impl)}", operator=_NAME)
+        raise ParamInvalidError(f"impl: expected {expected}, got {shown(name)}", operator=_NAME)
 
 
 def _check_vocab_parallel(c: torch.Tensor, given: VocabParallelOptions) -> None:
@@ -244,7 +347,7 @@ class LinearCrossEntropy(torch.nn.Module):
         accum_c_fp32: bool = False,
         filter_e_grad: bool = True,
         filter_c_grad: bool = True,
-        impl: str | enum.Enum | None = None,
+        impl: str | enum.Enum | None = LinearCrossEntropyImpl.CCE,
         return_lse: bool = False,
     ):
         super().__init__()
@@ -298,3 +401,62 @@ class LinearCrossEntropy(torch.nn.Module):
             self.impl,
             vocab_parallel_options,
         )
+
+
+def compute_z_loss(
+    lse: torch.Tensor,
+    targets: torch.Tensor | None = None,
+    shift: bool | int = False,
+    ignore_index: int = linear.IGNORE_INDEX,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+) -> torch.Tensor:
+    """Compute the squares of `lse`, or their mean or sum, like ``cut_cross_entropy.utils.compute_z_loss``.
+
+    Parameters
+    ----------
+    lse : torch.Tensor, shape (...)
+        What `linear_cross_entropy` returns with `return_lse`.
+    targets : torch.Tensor, optional
+        The targets of that call. Rows whose target is `ignore_index` count as 0, and are not in the mean.
+    shift : bool or int, default False
+        The shift of that call.
+    ignore_index : int, default -100
+        The `ignore_index` of that call.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        The mean is NaN if every row is ignored.
+
+    Returns
+    -------
+    torch.Tensor
+        In the dtype of `lse`.
+
+    Raises
+    ------
+    ParamInvalidError
+        161002: `reduction` or the shape of `targets` is not as described.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from ascend_grad.torch.compat.cce import compute_z_loss, linear_cross_entropy
+    >>> targets = torch.tensor([1, -100])
+    >>> loss, lse = linear_cross_entropy(torch.zeros(2, 3), torch.zeros(8, 3), targets, return_lse=True)
+    >>> compute_z_loss(lse, targets)
+    tensor(4.3241)
+    """
+    name = "compat.cce.compute_z_loss"
+    if reduction not in ("mean", "sum", "none"):
+        raise ParamInvalidError(f"reduction: expected mean, sum or none, got {shown(reduction)}", operator=name)
+    check_tensors(name, lse=lse)
+    squares = lse**2
+    if targets is None:
+        return squares if reduction == "none" else squares.mean() if reduction == "mean" else squares.sum()
+    check_tensors(name, lse=lse, targets=targets)
+    counted = targets[..., int(shift) :] != ignore_index
+    if counted.shape != lse.shape:
+        message = f"targets: expected shape {tuple(lse.shape)}, as lse has, after the shift, got {tuple(counted.shape)}"
+        raise ParamInvalidError(message, operator=name)
+    squares = torch.where(counted, squares, 0)
+    if reduction == "none":
+        return squares
+    return squares.sum() / counted.sum() if reduction == "mean" else squares.sum()

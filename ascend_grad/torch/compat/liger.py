@@ -1,39 +1,48 @@
-"""The fused linear losses of Liger Kernel, with their signatures."""
+"""The cross-entropy losses of Liger Kernel, with their signatures."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast, overload
 
 import torch
 
-from ...arguments import integer, shown, truth_value
+from ...arguments import integer, real_number, shown, truth_value
 from ...errors import ParamInvalidError, ParamTypeError
-from .. import linear
+from .. import cross_entropy, linear
+from ..loss import check_options
+from ..operators import accumulator
 from ..outputs import Computed
+from ..tensors import check_tensors
 
 __all__ = [
     "CrossEntropyOutput",
+    "LigerCrossEntropyFunction",
+    "LigerCrossEntropyLoss",
+    "LigerFusedLinearCrossEntropyFunction",
     "LigerFusedLinearCrossEntropyLoss",
     "LigerFusedLinearScaledCrossEntropyFunction",
+    "liger_cross_entropy",
     "liger_fused_linear_cross_entropy",
 ]
 
 
 class CrossEntropyOutput(NamedTuple):
-    """The loss and the requested results of `liger_fused_linear_cross_entropy`. Other results are None."""
+    """The loss and the requested results of a function of this module. Other results are None."""
 
-    #: The loss, float32, or float64 if the input is float64.
+    # As in `ascend_grad.results`, a result that may be None has the type Any, too.
+    #: The loss. That of a linear layer is float32, or float64 if the input is float64; that of logits has their dtype.
     loss: torch.Tensor
-    #: The term of the squared lse in the loss, without a gradient.
-    z_loss: torch.Tensor | None = None
-    #: The mean of ``predicted == target`` over the rows that are not ignored; the rows' numbers without a reduction.
-    token_accuracy: torch.Tensor | None = None
+    #: The term of the squared lse in the loss, in the dtype of the input, without a gradient.
+    z_loss: torch.Tensor | Any = None
+    #: The mean of ``predicted == target`` over the rows that are not ignored, float32, NaN if every row is ignored; the
+    #: rows' numbers without a reduction.
+    token_accuracy: torch.Tensor | Any = None
     #: The class with the largest logit of each row, int64; -1 for ignored rows.
-    predicted_tokens: torch.Tensor | None = None
+    predicted_tokens: torch.Tensor | Any = None
 
 
 class _Settings(NamedTuple):
-    """The options of `liger_fused_linear_cross_entropy`."""
+    """The options of the losses. The last two exist for the loss of a linear layer only."""
 
     ignore_index: int
     lse_square_scale: float
@@ -41,13 +50,13 @@ class _Settings(NamedTuple):
     reduction: Literal["mean", "sum", "none"]
     softcap: float | None
     return_z_loss: bool
-    accum_dtype: torch.dtype | None
-    use_token_scaling: bool
     return_token_accuracy: bool
     return_predicted_tokens: bool
+    accum_dtype: torch.dtype | None = None
+    use_token_scaling: bool = False
 
 
-def _check_settings(operator: str, settings: _Settings) -> None:
+def _check_kinds(operator: str, settings: _Settings) -> None:
     for name in "return_z_loss", "use_token_scaling", "return_token_accuracy", "return_predicted_tokens":
         truth_value(getattr(settings, name), name, operator)
     if not (settings.accum_dtype is None or isinstance(settings.accum_dtype, torch.dtype)):
@@ -55,7 +64,49 @@ def _check_settings(operator: str, settings: _Settings) -> None:
         raise ParamTypeError(f"accum_dtype: expected {expected}", operator=operator)
 
 
-def _loss(
+def _check_settings(operator: str, settings: _Settings) -> None:
+    """Check the settings of a module when it is made."""
+    _check_kinds(operator, settings)
+    names = "ignore_index", "lse_square_scale", "label_smoothing", "reduction", "softcap"
+    check_options(operator, **{name: getattr(settings, name) for name in names})
+
+
+def _outputs(settings: _Settings) -> tuple[Literal["lse", "predicted"], ...]:
+    """Return the names of the outputs that the requested results are computed from."""
+    with_predicted = settings.return_token_accuracy or settings.return_predicted_tokens
+    return (*(("lse",) if settings.return_z_loss else ()), *(("predicted",) if with_predicted else ()))
+
+
+def _results(
+    found: Computed, input: torch.Tensor, target: torch.Tensor, settings: _Settings,
+    scaling: torch.Tensor | None = None
+) -> CrossEntropyOutput:  # fmt: skip
+    """Return the loss with the requested results. `scaling` has a factor for each row."""
+    result = CrossEntropyOutput(found.loss)
+    counted = target != settings.ignore_index
+    if settings.return_z_loss:
+        squares = settings.lse_square_scale * cast(torch.Tensor, found.lse).detach() ** 2
+        squares = squares if scaling is None else squares * scaling
+        if settings.reduction != "none":
+            squares = squares.sum()
+        if settings.reduction == "mean":
+            squares = squares / counted.sum().clamp(min=1)
+        result = result._replace(z_loss=squares.to(input.dtype))
+    if settings.return_token_accuracy:
+        correct = ((found.predicted == target) & counted).to(torch.float32)
+        result = result._replace(
+            token_accuracy=correct if settings.reduction == "none" else correct.sum() / counted.sum()
+        )
+    if settings.return_predicted_tokens:
+        result = result._replace(predicted_tokens=found.predicted)
+    return result
+
+
+def _loss_alone_or_all(result: CrossEntropyOutput) -> torch.Tensor | CrossEntropyOutput:
+    return result if any(each is not None for each in result[1:]) else result.loss
+
+
+def _fused_loss(
     names: linear.Names,
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -63,19 +114,18 @@ def _loss(
     bias: torch.Tensor | None,
     ce_weight: torch.Tensor | None,
     settings: _Settings,
-) -> torch.Tensor | CrossEntropyOutput:
+) -> CrossEntropyOutput:
+    """Compute the loss of a linear layer."""
+    _check_kinds(names.operator, settings)
     if settings.accum_dtype not in (None, torch.float32) and settings.accum_dtype != getattr(input, "dtype", None):
         linear.refuse(names.operator, accum_dtype=settings.accum_dtype)
-    requested = ["lse"] if settings.return_z_loss else []
-    if settings.return_token_accuracy or settings.return_predicted_tokens:
-        requested.append("predicted")
     options = linear.Options(
         linear_bias=bias,
         weight=ce_weight,
         label_smoothing=settings.label_smoothing,
         lse_square_scale=settings.lse_square_scale,
         softcap=settings.softcap,
-        outputs=tuple(requested),
+        outputs=_outputs(settings),
     )
     probabilities = None
     if settings.use_token_scaling:
@@ -87,20 +137,37 @@ def _loss(
             input, weight, target, settings.reduction, settings.ignore_index,
             options._replace(token_weight=probabilities), names=names, zero_if_empty=True,
         )  # fmt: skip
-    result = CrossEntropyOutput(found.loss)
-    counted = target != settings.ignore_index
-    if settings.return_z_loss:
-        squares = settings.lse_square_scale * cast(torch.Tensor, found.lse).detach() ** 2
-        squares = squares if probabilities is None else squares * probabilities
-        result = result._replace(z_loss=_reduced(squares, counted, settings.reduction))
-    if settings.return_token_accuracy:
-        correct = ((found.predicted == target) & counted).to(torch.float32)
-        how: Literal["mean", "none"] = "none" if settings.reduction == "none" else "mean"
-        result = result._replace(token_accuracy=_reduced(correct, counted, how))
-    if settings.return_predicted_tokens:
-        result = result._replace(predicted_tokens=found.predicted)
-    is_alone = not (settings.return_z_loss or settings.return_token_accuracy or settings.return_predicted_tokens)
-    return result.loss if is_alone else result
+    return _results(found, input, target, settings, probabilities)
+
+
+def _loss_of_logits(
+    operator: str,
+    input_name: str,
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    settings: _Settings,
+) -> CrossEntropyOutput:
+    """Compute the loss of logits."""
+    _check_kinds(operator, settings)
+    check_tensors(operator, **{input_name: input}, target=target)
+    if input.dim() != 2:
+        message = f"{input_name}: expected shape (BT, V), got {tuple(input.shape)}"
+        raise ParamInvalidError(message, operator=operator)
+    logits = input
+    if settings.softcap is not None:
+        softcap = real_number(settings.softcap, "softcap", operator)
+        if not 0 < softcap < float("inf"):
+            raise ParamInvalidError(f"softcap: expected a positive finite number, got {softcap}", operator=operator)
+        logits = softcap * torch.tanh(input.to(accumulator(input)) / softcap)
+    found = cross_entropy.unrounded_loss(
+        logits, target, weight, settings.ignore_index, settings.reduction, settings.label_smoothing,
+        settings.lse_square_scale, outputs=_outputs(settings), operator=operator, input_name=input_name,
+    )  # fmt: skip
+    loss = found.loss
+    if settings.reduction == "mean":
+        loss = torch.where((target != settings.ignore_index).any(), loss, 0)
+    return _results(found._replace(loss=loss.to(input.dtype)), input, target, settings)
 
 
 def _target_probabilities(
@@ -132,29 +199,51 @@ def _scaled_mean(
     The cross-entropy is divided by the class weights of the targets, and the squared lse by the number of rows.
     """
     counted = target != ignore_index
-    rows = counted.sum()
-    if options.weight is None:
-        of_row, of_square = probabilities / rows, None
-    else:
+    of_row = of_square = probabilities / counted.sum()
+    if options.weight is not None:
         of_target = options.weight.to(probabilities.dtype)[torch.where(counted, target, 0)] * counted
-        of_row, of_square = probabilities / of_target.sum(), probabilities / rows
-    if of_square is None or not options.lse_square_scale:
-        return linear.unrounded_loss(
-            input, weight, target, "sum", ignore_index, options._replace(token_weight=of_row), names=names
-        )
-    changed = options._replace(
-        token_weight=of_row, lse_square_scale=0.0, outputs=tuple(dict.fromkeys((*options.outputs, "lse")))
-    )
-    found = linear.unrounded_loss(input, weight, target, "sum", ignore_index, changed, names=names)
-    squares = options.lse_square_scale * cast(torch.Tensor, found.lse) ** 2 * of_square
-    return found._replace(loss=found.loss + torch.where(counted, squares, 0).sum())
+        of_row = probabilities / of_target.sum()
+    return linear.summed_loss(input, weight, target, ignore_index, options, of_row, of_square, names=names)
 
 
-def _reduced(values: torch.Tensor, counted: torch.Tensor, reduction: str) -> torch.Tensor:
-    """Reduce numbers of rows, which are 0 for ignored rows. A mean over no rows is 0."""
-    if reduction == "none":
-        return values
-    return values.sum() if reduction == "sum" else values.sum() / counted.sum().clamp(min=1)
+@overload
+def liger_fused_linear_cross_entropy(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    ce_weight: torch.Tensor | None = None,
+    ignore_index: int = linear.IGNORE_INDEX,
+    lse_square_scale: float = 0.0,
+    label_smoothing: float = 0.0,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    softcap: float | None = None,
+    return_z_loss: Literal[False] = False,
+    accum_dtype: torch.dtype | None = None,
+    use_token_scaling: bool = False,
+    return_token_accuracy: Literal[False] = False,
+    return_predicted_tokens: Literal[False] = False,
+) -> torch.Tensor: ...
+
+
+@overload
+def liger_fused_linear_cross_entropy(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    target: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    ce_weight: torch.Tensor | None = None,
+    ignore_index: int = linear.IGNORE_INDEX,
+    lse_square_scale: float = 0.0,
+    label_smoothing: float = 0.0,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    softcap: float | None = None,
+    return_z_loss: bool = False,
+    accum_dtype: torch.dtype | None = None,
+    use_token_scaling: bool = False,
+    return_token_accuracy: bool = False,
+    return_predicted_tokens: bool = False,
+) -> CrossEntropyOutput: ...
 
 
 def liger_fused_linear_cross_entropy(
@@ -233,14 +322,13 @@ def liger_fused_linear_cross_entropy(
     tensor([ 0, -1])
     """
     settings = _Settings(
-        ignore_index, lse_square_scale, label_smoothing, reduction, softcap, return_z_loss, accum_dtype,
-        use_token_scaling, return_token_accuracy, return_predicted_tokens
+        ignore_index, lse_square_scale, label_smoothing, reduction, softcap, return_z_loss, return_token_accuracy,
+        return_predicted_tokens, accum_dtype, use_token_scaling
     )  # fmt: skip
     names = linear.Names(
         "compat.liger.liger_fused_linear_cross_entropy", weight="weight", class_weight="ce_weight", bias="bias"
     )
-    _check_settings(names.operator, settings)
-    return _loss(names, input, weight, target, bias, ce_weight, settings)
+    return _loss_alone_or_all(_fused_loss(names, input, weight, target, bias, ce_weight, settings))
 
 
 class LigerFusedLinearCrossEntropyLoss(torch.nn.Module):
@@ -280,11 +368,24 @@ class LigerFusedLinearCrossEntropyLoss(torch.nn.Module):
     ):
         super().__init__()
         self.ce_weight = ce_weight
-        self.settings = _Settings(
-            ignore_index, lse_square_scale, label_smoothing, reduction, softcap, return_z_loss, accum_dtype,
-            use_token_scaling, return_token_accuracy, return_predicted_tokens
+        self.ignore_index = ignore_index
+        self.lse_square_scale = lse_square_scale
+        self.label_smoothing = label_smoothing
+        self.reduction = reduction
+        self.softcap = softcap
+        self.return_z_loss = return_z_loss
+        self.accum_dtype = accum_dtype
+        self.use_token_scaling = use_token_scaling
+        self.return_token_accuracy = return_token_accuracy
+        self.return_predicted_tokens = return_predicted_tokens
+        _check_settings(_MODULE_NAMES.operator, self._settings())
+
+    def _settings(self) -> _Settings:
+        return _Settings(
+            self.ignore_index, self.lse_square_scale, self.label_smoothing, self.reduction, self.softcap,
+            self.return_z_loss, self.return_token_accuracy, self.return_predicted_tokens, self.accum_dtype,
+            self.use_token_scaling
         )  # fmt: skip
-        _check_settings(_MODULE_NAMES.operator, self.settings)
 
     def forward(
         self, lin_weight: torch.Tensor, _input: torch.Tensor, target: torch.Tensor, bias: torch.Tensor | None = None
@@ -308,7 +409,9 @@ class LigerFusedLinearCrossEntropyLoss(torch.nn.Module):
         torch.Tensor or CrossEntropyOutput
             As from `liger_fused_linear_cross_entropy`.
         """
-        return _loss(_MODULE_NAMES, _input, lin_weight, target, bias, self.ce_weight, self.settings)
+        return _loss_alone_or_all(
+            _fused_loss(_MODULE_NAMES, _input, lin_weight, target, bias, self.ce_weight, self._settings())
+        )
 
 
 _MODULE_NAMES = linear.Names(
@@ -316,8 +419,8 @@ _MODULE_NAMES = linear.Names(
 )
 
 
-class LigerFusedLinearScaledCrossEntropyFunction:
-    """Negative log-probabilities of tokens with a temperature, and their entropies, for reinforcement learning.
+class LigerFusedLinearCrossEntropyFunction:
+    """The loss of `liger_fused_linear_cross_entropy` with all results in a tuple.
 
     Like the class with the same name in Liger Kernel, it is used by its method `apply` alone.
     """
@@ -327,7 +430,89 @@ class LigerFusedLinearScaledCrossEntropyFunction:
         _input: torch.Tensor,
         weight: torch.Tensor,
         target: torch.Tensor,
-        temperature: float = 1.0,
+        bias: torch.Tensor | None = None,
+        ce_weight: torch.Tensor | None = None,
+        ignore_index: int = linear.IGNORE_INDEX,
+        lse_square_scale: float = 0.0,
+        label_smoothing: float = 0.0,
+        reduction: Literal["mean", "sum", "none"] = "mean",
+        softcap: float | None = None,
+        return_z_loss: bool = False,
+        accum_dtype: torch.dtype | None = None,
+        use_token_scaling: bool = False,
+        return_token_accuracy: bool = False,
+        return_predicted_tokens: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | Any, torch.Tensor | Any, torch.Tensor | Any]:
+        """Compute the loss of a linear layer.
+
+        Parameters
+        ----------
+        _input : torch.Tensor, shape (BT, H)
+            The layer's input.
+        weight, target, bias, ce_weight, ignore_index, lse_square_scale, label_smoothing, reduction, softcap
+            As in `liger_fused_linear_cross_entropy`.
+        return_z_loss, accum_dtype, use_token_scaling, return_token_accuracy, return_predicted_tokens
+            As in `liger_fused_linear_cross_entropy`.
+
+        Returns
+        -------
+        loss, z_loss, token_accuracy, predicted_tokens
+            The fields of `CrossEntropyOutput`, None where not requested.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from ascend_grad.torch.compat.liger import LigerFusedLinearCrossEntropyFunction
+        >>> LigerFusedLinearCrossEntropyFunction.apply(torch.zeros(1, 3), torch.zeros(8, 3), torch.tensor([7]))
+        (tensor(2.0794), None, None, None)
+        """
+        settings = _Settings(
+            ignore_index, lse_square_scale, label_smoothing, reduction, softcap, return_z_loss, return_token_accuracy,
+            return_predicted_tokens, accum_dtype, use_token_scaling
+        )  # fmt: skip
+        names = linear.Names(
+            "compat.liger.LigerFusedLinearCrossEntropyFunction", "_input", "weight", class_weight="ce_weight",
+            bias="bias",
+        )  # fmt: skip
+        return tuple(_fused_loss(names, _input, weight, target, bias, ce_weight, settings))
+
+
+class LigerFusedLinearScaledCrossEntropyFunction:
+    """Negative log-probabilities of tokens with a temperature, and their entropies, for reinforcement learning.
+
+    Like the class with the same name in Liger Kernel, it is used by its method `apply` alone.
+    """
+
+    @overload
+    @staticmethod
+    def apply(
+        _input: torch.Tensor,
+        weight: torch.Tensor,
+        target: torch.Tensor,
+        temperature: float | torch.Tensor = 1.0,
+        ignore_index: int = linear.IGNORE_INDEX,
+        m_tiles_per_cluster: int = 1,
+        return_entropy: Literal[False] = False,
+    ) -> torch.Tensor: ...
+
+    @overload
+    @staticmethod
+    def apply(
+        _input: torch.Tensor,
+        weight: torch.Tensor,
+        target: torch.Tensor,
+        temperature: float | torch.Tensor = 1.0,
+        ignore_index: int = linear.IGNORE_INDEX,
+        m_tiles_per_cluster: int = 1,
+        return_entropy: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    @staticmethod
+    def apply(
+        _input: torch.Tensor,
+        weight: torch.Tensor,
+        target: torch.Tensor,
+        temperature: float | torch.Tensor = 1.0,
         ignore_index: int = linear.IGNORE_INDEX,
         m_tiles_per_cluster: int = 1,
         return_entropy: bool = False,
@@ -374,3 +559,226 @@ class LigerFusedLinearScaledCrossEntropyFunction:
         options = linear.Options(temperature=temperature, outputs=("entropy",) if return_entropy else ())
         found = linear.unrounded_loss(_input, weight, target, "none", ignore_index, options, names=names)
         return found.loss if found.entropy is None else (found.loss, found.entropy)
+
+
+@overload
+def liger_cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: None = None,
+    ignore_index: int = linear.IGNORE_INDEX,
+    reduce: None = None,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    softcap: float | None = None,
+    return_z_loss: Literal[False] = False,
+    return_token_accuracy: Literal[False] = False,
+    return_predicted_tokens: Literal[False] = False,
+) -> torch.Tensor: ...
+
+
+@overload
+def liger_cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: None = None,
+    ignore_index: int = linear.IGNORE_INDEX,
+    reduce: None = None,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    softcap: float | None = None,
+    return_z_loss: bool = False,
+    return_token_accuracy: bool = False,
+    return_predicted_tokens: bool = False,
+) -> CrossEntropyOutput: ...
+
+
+def liger_cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: None = None,
+    ignore_index: int = linear.IGNORE_INDEX,
+    reduce: None = None,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    softcap: float | None = None,
+    return_z_loss: bool = False,
+    return_token_accuracy: bool = False,
+    return_predicted_tokens: bool = False,
+) -> torch.Tensor | CrossEntropyOutput:
+    """Compute the cross-entropy loss of logits, like Liger Kernel's ``liger_cross_entropy``.
+
+    Parameters
+    ----------
+    input : torch.Tensor, shape (BT, V)
+        The logits; float32, float16, bfloat16 or float64. They keep their values.
+    target : torch.Tensor of int64 or int32, shape (BT,)
+        The class of each row, in [0, V), or `ignore_index`.
+    weight : torch.Tensor, shape (V,), optional
+        A weight for each class. A mean of the cross-entropy is divided by the sum of the targets' weights.
+    size_average, reduce : None
+        Not supported. Liger ignores them.
+    ignore_index, reduction, label_smoothing, lse_square_scale, softcap
+        As in `liger_fused_linear_cross_entropy`.
+    return_z_loss, return_token_accuracy, return_predicted_tokens : bool, default False
+        As in `liger_fused_linear_cross_entropy`.
+
+    Returns
+    -------
+    torch.Tensor or CrossEntropyOutput
+        The loss in the dtype of `input`. If another result is requested, the loss and the requested results are fields
+        of a named tuple. The loss alone has a gradient.
+
+    Raises
+    ------
+    NotImplementedError
+        `size_average` or `reduce` is given, or `weight` requires grad.
+    ParamInvalidError
+        161002: a dtype, a shape or a value is not as described (a dtype or a kind: its subclass `ParamTypeError`).
+
+    Notes
+    -----
+    With `softcap`, the bounded logits are stored in float32 (float64 if `input` is float64).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from ascend_grad.torch.compat.liger import liger_cross_entropy
+    >>> liger_cross_entropy(torch.zeros(2, 8), torch.tensor([7, -100]), return_token_accuracy=True).token_accuracy
+    tensor(0.)
+    """
+    operator = "compat.liger.liger_cross_entropy"
+    linear.refuse(operator, size_average=size_average, reduce=reduce)
+    settings = _Settings(
+        ignore_index, lse_square_scale, label_smoothing, reduction, softcap, return_z_loss, return_token_accuracy,
+        return_predicted_tokens
+    )  # fmt: skip
+    return _loss_alone_or_all(_loss_of_logits(operator, "input", input, target, weight, settings))
+
+
+class LigerCrossEntropyLoss(torch.nn.Module):
+    """The cross-entropy loss of logits as a module, like ``liger_kernel.transformers.LigerCrossEntropyLoss``.
+
+    Parameters
+    ----------
+    weight, ignore_index, lse_square_scale, label_smoothing, reduction, softcap
+        As in `liger_cross_entropy`.
+    return_z_loss, return_token_accuracy, return_predicted_tokens
+        As in `liger_cross_entropy`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from ascend_grad.torch.compat.liger import LigerCrossEntropyLoss
+    >>> LigerCrossEntropyLoss(reduction="sum")(torch.zeros(2, 8), torch.tensor([7, 0]))
+    tensor(4.1589)
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor | None = None,
+        ignore_index: int = linear.IGNORE_INDEX,
+        lse_square_scale: float = 0.0,
+        label_smoothing: float = 0.0,
+        reduction: Literal["mean", "sum", "none"] = "mean",
+        softcap: float | None = None,
+        return_z_loss: bool = False,
+        return_token_accuracy: bool = False,
+        return_predicted_tokens: bool = False,
+    ):
+        super().__init__()
+        self.weight = weight
+        self.ignore_index = ignore_index
+        self.lse_square_scale = lse_square_scale
+        self.label_smoothing = label_smoothing
+        self.reduction = reduction
+        self.softcap = softcap
+        self.return_z_loss = return_z_loss
+        self.return_token_accuracy = return_token_accuracy
+        self.return_predicted_tokens = return_predicted_tokens
+        _check_settings(_LOGITS_MODULE, self._settings())
+
+    def _settings(self) -> _Settings:
+        return _Settings(
+            self.ignore_index, self.lse_square_scale, self.label_smoothing, self.reduction, self.softcap,
+            self.return_z_loss, self.return_token_accuracy, self.return_predicted_tokens
+        )  # fmt: skip
+
+    def forward(self, _input: torch.Tensor, target: torch.Tensor) -> torch.Tensor | CrossEntropyOutput:
+        """Compute the loss.
+
+        Parameters
+        ----------
+        _input : torch.Tensor, shape (BT, V)
+            The logits.
+        target : torch.Tensor of int64 or int32, shape (BT,)
+            The class of each row, in [0, V), or `ignore_index`.
+
+        Returns
+        -------
+        torch.Tensor or CrossEntropyOutput
+            As from `liger_cross_entropy`.
+        """
+        return _loss_alone_or_all(
+            _loss_of_logits(_LOGITS_MODULE, "_input", _input, target, self.weight, self._settings())
+        )
+
+
+_LOGITS_MODULE = "compat.liger.LigerCrossEntropyLoss"
+
+
+class LigerCrossEntropyFunction:
+    """The loss of `liger_cross_entropy` with all results in a tuple.
+
+    Like the class with the same name in Liger Kernel, it is used by its method `apply` alone.
+    """
+
+    @staticmethod
+    def apply(
+        _input: torch.Tensor,
+        target: torch.Tensor,
+        weight: torch.Tensor | None,
+        ignore_index: int = linear.IGNORE_INDEX,
+        lse_square_scale: float = 0.0,
+        label_smoothing: float = 0.0,
+        reduction: Literal["mean", "sum", "none"] = "mean",
+        softcap: float | None = None,
+        return_z_loss: bool = False,
+        return_token_accuracy: bool = False,
+        return_predicted_tokens: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | Any, torch.Tensor | Any, torch.Tensor | Any]:
+        """Compute the loss of logits.
+
+        Parameters
+        ----------
+        _input : torch.Tensor, shape (BT, V)
+            The logits.
+        target, weight, ignore_index, lse_square_scale, label_smoothing, reduction, softcap
+            As in `liger_cross_entropy`.
+        return_z_loss, return_token_accuracy, return_predicted_tokens
+            As in `liger_cross_entropy`.
+
+        Returns
+        -------
+        loss, z_loss, token_accuracy, predicted_tokens
+            The fields of `CrossEntropyOutput`, None where not requested.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from ascend_grad.torch.compat.liger import LigerCrossEntropyFunction
+        >>> LigerCrossEntropyFunction.apply(torch.zeros(1, 8), torch.tensor([7]), None)
+        (tensor(2.0794), None, None, None)
+        """
+        settings = _Settings(
+            ignore_index, lse_square_scale, label_smoothing, reduction, softcap, return_z_loss, return_token_accuracy,
+            return_predicted_tokens
+        )  # fmt: skip
+        operator = "compat.liger.LigerCrossEntropyFunction"
+        return tuple(_loss_of_logits(operator, "_input", _input, target, weight, settings))

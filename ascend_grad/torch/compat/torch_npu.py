@@ -42,7 +42,7 @@ def npu_fused_linear_online_max_sum(
     vocab_start_index: int,
     vocab_end_index: int,
     return_logits: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | Any]:
     """Compute statistics of the logits of one vocabulary shard, like ``torch_npu.npu_fused_linear_online_max_sum``.
 
     Parameters
@@ -105,7 +105,7 @@ def npu_fused_cross_entropy_loss_with_max_sum(
     input: torch.Tensor | None = None,
     weight: torch.Tensor | None = None,
     vocab_parallel_logits: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[torch.Tensor, torch.Tensor | Any]:
     """Compute the cross-entropy loss of each row, like ``torch_npu.npu_fused_cross_entropy_loss_with_max_sum``.
 
     Parameters

@@ -1,8 +1,8 @@
-"""The function of verl's fused kernels, with its signature."""
+"""The loss of verl's fused kernels, with its signature."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
@@ -13,7 +13,7 @@ from ..tensors import check_tensors
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["linear_cross_entropy"]
+__all__ = ["LinearCrossEntropy", "linear_cross_entropy"]
 
 _NAME = "compat.verl.linear_cross_entropy"
 _NAMES = linear.Names(_NAME, "hidden", "weight", "labels")
@@ -35,13 +35,14 @@ def linear_cross_entropy(
         The input of the language model's last layer.
     weight : torch.Tensor, shape (V, H)
         The layer's weight, of the dtype of `hidden`.
-    labels : torch.Tensor of int64 or int32, shape (...)
-        The label of each token, in [0, V), or -100: such a token has log-probability 0 and entropy 0, and is not in the
-        mean.
-    temperature : float or torch.Tensor, shape (...), default 1.0
+    labels : torch.Tensor of int64 or int32, of any shape with as many elements as tokens
+        The label of each token, in order, in [0, V), or -100: such a token has log-probability 0 and entropy 0, and is
+        not in the mean.
+    temperature : float or torch.Tensor, of any shape with as many elements as tokens, default 1.0
         The divisor of the logits, above 0: one number, or one for each token.
     reduction : {"none", "sum", "mean"}, default "none"
-        Whether the log-probabilities are returned for each token, or their sum or mean. The entropy is never reduced.
+        Whether the log-probabilities are returned for each token, or their sum or mean, in lower or upper case. The
+        entropy is never reduced.
     dist_process_group : None
         Not supported.
 
@@ -72,23 +73,29 @@ def linear_cross_entropy(
     """
     linear.refuse(_NAME, dist_process_group=dist_process_group)
     check_tensors(_NAME, hidden=hidden, labels=labels)
-    if hidden.dim() < 1 or labels.shape != hidden.shape[:-1]:
-        expected = f"the shape of hidden but for its last dimension, {tuple(hidden.shape[:-1])}"
-        raise ParamInvalidError(f"labels: expected {expected}, got {tuple(labels.shape)}", operator=_NAME)
+    tokens = hidden.shape[:-1].numel()
+    if hidden.dim() < 1 or labels.numel() != tokens:
+        expected = f"as many elements as hidden has tokens, {tokens}"
+        raise ParamInvalidError(f"labels: expected {expected}, got shape {tuple(labels.shape)}", operator=_NAME)
     if isinstance(temperature, torch.Tensor) and temperature.dim() > 0:
-        if temperature.shape != labels.shape:
-            message = (
-                f"temperature: expected shape {tuple(labels.shape)}, as labels has, got {tuple(temperature.shape)}"
-            )
+        if temperature.numel() != tokens:
+            expected = f"as many elements as labels has, {tokens}"
+            message = f"temperature: expected {expected}, got shape {tuple(temperature.shape)}"
             raise ParamInvalidError(message, operator=_NAME)
         temperature = temperature.reshape(-1)
     found = linear.unrounded_loss(
         hidden.reshape(-1, hidden.shape[-1]),
         weight,
         labels.reshape(-1),
-        reduction,
+        cast(Any, reduction.lower() if isinstance(reduction, str) else reduction),
         linear.IGNORE_INDEX,
         linear.Options(temperature=temperature, outputs=("entropy",)),
         names=_NAMES,
     )
     return -found.loss, cast(torch.Tensor, found.entropy)
+
+
+class LinearCrossEntropy:
+    """The class with the same name in verl, which is used by its method `apply` alone."""
+
+    apply = staticmethod(linear_cross_entropy)

@@ -1,0 +1,25 @@
+"""Types of the options of `linear_cross_entropy`, for type checkers and editors (see `ascend_grad.option_types`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..option_types import LinearLossOptions
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.nn import LinearCrossEntropyOptions
+
+
+class LinearOptions(LinearLossOptions[torch.Tensor], total=False):
+    """Options of the loss of a linear layer, with torch's names and those of this library."""
+
+    linear_bias: torch.Tensor | None
+    weight: torch.Tensor | None
+    ignore_index: int | None
+    options: LinearCrossEntropyOptions | None
+    group: ProcessGroup | None
+    vocab_start_index: int | None
+    vocab_size: int | None
