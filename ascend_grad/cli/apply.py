@@ -143,8 +143,10 @@ def _add_operator(subparsers, operator: Operator) -> None:
             text += "; required if it has more than one number for each row"
         parser.add_argument(*flags, required=len(results) == 1, metavar="FILE.npy", help=text)
     if takes_out(operator):
-        text = "dtype of the result (default: as the library's). Results of bfloat16 have elements of 2 raw bytes, however "
-        text += "the inputs keep them: np.load(file).view(ml_dtypes.bfloat16) gives the numbers"
+        text = (
+            "dtype of the result (default: as the library's). A result of bfloat16 always has elements of 2 raw bytes: "
+        )
+        text += "np.load(file).view(ml_dtypes.bfloat16) gives the numbers"
         parser.add_argument("--out-dtype", choices=DTYPES, help=text)
     add_file_options(parser)
     add_execution_options(parser)

@@ -24,8 +24,7 @@ def add_file_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         choices=["bfloat16"],
-        help="the dtype of elements of 2 raw bytes, as NumPy writes bfloat16, and of floating-point inputs kept as int16 "
-        "or uint16",
+        help="the dtype of elements of 2 raw bytes, as NumPy writes bfloat16, or of its bits kept as int16 or uint16",
     )
     parser.add_argument(
         "--progress", action=argparse.BooleanOptionalAction, help="progress bar (default: if stderr is a terminal)"
