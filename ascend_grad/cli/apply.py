@@ -64,8 +64,8 @@ DTYPES = {str(dtype): dtype for dtype in FLOATING_DTYPES}
 DESCRIPTION = """\
 Apply an operator to arrays of any size, in .npy files or in Zarr arrays.
 
-The files are memory-mapped. Row-wise operators work through them in boxes; the result is the same, bit for bit, as
-that of one call. The linear operators are one call on the mapped files, which keeps to its workspace by itself.
+Row-wise operators work through the files in boxes; the result is the same, bit for bit, as that of one call. The linear
+operators are one call on the whole files, which are mapped if they are large; it keeps to its workspace by itself.
 
 Each result is a file of its own, and a line on stdout that names it, with its dtype, its shape and the time. Row-wise
 operators take about as long as the disk takes to read the inputs and to write the result. They also take Zarr arrays;
@@ -143,7 +143,9 @@ def _add_operator(subparsers, operator: Operator) -> None:
             text += "; required if it has more than one number for each row"
         parser.add_argument(*flags, required=len(results) == 1, metavar="FILE.npy", help=text)
     if takes_out(operator):
-        text = "dtype of the result (default: as the library's); of bfloat16, which NumPy's files have no name for, "
+        text = (
+            "dtype of the result (default: as the library's). A result of bfloat16 always has elements of 2 raw bytes: "
+        )
         text += "np.load(file).view(ml_dtypes.bfloat16) gives the numbers"
         parser.add_argument("--out-dtype", choices=DTYPES, help=text)
     add_file_options(parser)

@@ -6,7 +6,6 @@ import errno
 import math
 import mmap
 import os
-import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import CommandError, reading, writing
+from .errors import CommandError, address_space, reading, writing
 
 #: Bytes of the largest box that gets a buffer. A larger one is mapped: it takes address space for all of the file from
 #: its first element to its last one, but no anonymous memory, as its pages are the file's.
@@ -159,11 +158,6 @@ class ArrayFile:
         except OSError as error:
             message = f"{self._path}: cannot map {part.span} bytes: {error.strerror}"
             if error.errno == errno.ENOMEM:
-                raise AddressSpaceError(f"{message}{_limit()}") from error
+                raise AddressSpaceError(f"{message}{address_space()}") from error
             raise CommandError(message) from error
         return np.ndarray(part.lengths, self.dtype, memory, before, self._strides)
-
-
-def _limit() -> str:
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return "" if limit == resource.RLIM_INFINITY else f" (the limit of address space is {limit} bytes, see ulimit -v)"

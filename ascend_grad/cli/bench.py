@@ -16,9 +16,9 @@ from .._dispatch import requested
 from ..arguments import thread_count
 from ..backends import REGISTRY
 from . import bench_grid, bench_losses
-from .errors import CommandError
+from .errors import CommandError, writing
 from .exit_statuses import exit_statuses
-from .new_files import check_writable, new_figure
+from .new_files import check_writable, new_figure, write_report
 
 if TYPE_CHECKING:
     from ..bench.linear.measure import Growth
@@ -151,11 +151,12 @@ def run(args: argparse.Namespace) -> int:
         if name in shown:
             print(shown[name])
     if args.json:
-        args.json.write_text(results.to_json(), encoding="utf-8")
+        write_report("--json", args.json, results.to_json())
     for failure in failures:
         print(f"ascend-grad bench: failed: {failure.case}: {failure.error}", file=sys.stderr)
     if args.plot and speed:
-        report.chart(speed, args.plot)
+        with writing(f"--plot {args.plot}"):
+            report.chart(speed, args.plot)
     if args.update_readme and failures:
         print("ascend-grad bench: the documents stay as they are", file=sys.stderr)
     elif args.update_readme:

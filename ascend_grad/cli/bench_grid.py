@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from .errors import CommandError
+from .errors import CommandError, writing
+from .new_files import write_report
 
 if TYPE_CHECKING:
     from ..bench.grid.problems import Problem
@@ -59,9 +60,10 @@ def run(args: argparse.Namespace, num_threads: int) -> int:
     results = GridResults.of(machine.describe(), num_threads, args.grid, args.seed or 0, rows, failures)
     _print(results)
     if args.json:
-        args.json.write_text(results.to_json(), encoding="utf-8")
+        write_report("--json", args.json, results.to_json())
     if args.plot and results.rows:
-        chart.chart([results], args.plot)
+        with writing(f"--plot {args.plot}"):
+            chart.chart([results], args.plot)
     for failure in failures:
         print(f"ascend-grad bench: failed: {failure.case}: {failure.error}", file=sys.stderr)
     if args.update_readme and failures:

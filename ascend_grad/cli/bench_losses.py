@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from .bench_grid import measured
 from .errors import CommandError
+from .new_files import write_report
 
 if TYPE_CHECKING:
     from ..bench.losses.cases import RelativeCase
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace, num_threads: int) -> int:
         if name != "loss_machine":
             print(content)
     if args.json:
-        args.json.write_text(results.to_json(), encoding="utf-8")
+        write_report("--json", args.json, results.to_json())
     for failure in failures:
         print(f"ascend-grad bench: failed: {failure.case}: {failure.error}", file=sys.stderr)
     if args.update_readme and failures:

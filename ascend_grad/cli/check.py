@@ -22,7 +22,7 @@ from .check_calls import REPEATS, Caller, as_tuple, import_torch_npu
 from .check_cases import Case, cases
 from .errors import CommandError
 from .exit_statuses import exit_statuses
-from .new_files import check_writable
+from .new_files import check_writable, write_report
 
 #: Backends that can be checked, and the default.
 BACKENDS = tuple(sorted(name for name in REGISTRY if name != reference.NAME))
@@ -154,9 +154,8 @@ def run(args: argparse.Namespace) -> int:
     passed = all(row.passes for row in rows)
     if args.json:
         content = [asdict(row) | {"verdict": row.verdict} for row in rows]
-        args.json.write_text(
-            json.dumps({"backend": args.backend, "status": status.reason, "rows": content}, indent=2), encoding="utf-8"
-        )
+        report = {"backend": args.backend, "status": status.reason, "rows": content}
+        write_report("--json", args.json, json.dumps(report, indent=2))
     if not any(row.cases for row in rows):
         print("nothing of this can be computed here")
         return 1

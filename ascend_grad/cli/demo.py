@@ -14,7 +14,7 @@ import numpy as np
 
 import ascend_grad as ag
 
-from .errors import CommandError
+from .errors import CommandError, writing
 from .exit_statuses import exit_statuses
 from .new_files import new_figure
 from .options import add_execution_options
@@ -179,7 +179,8 @@ def _draw(figure: Figure, path: Path, unit: str, losses: list[float], bits: dict
         axes.axhline(value, color=color, linestyle=style, label=f"{name}, held out: {value:.2f}")
     axes.set(xlabel="step", ylabel=f"bits per {unit}", title="Language model of the Python standard library")
     axes.legend()
-    figure.savefig(path, dpi=150)
+    with writing(f"--save-plot {path}"):
+        figure.savefig(path, dpi=150)
     print(f"\nloss drawn to {path}")
 
 

@@ -1,5 +1,6 @@
 """Errors of the commands."""
 
+import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -25,7 +26,14 @@ def listed(names: Sequence[str]) -> str:
 def out_of_memory(targets: Sequence[str], sources: Sequence[str], error: MemoryError) -> CommandError:
     """Return the error of results that take more memory than there is."""
     details = f": {error}" if str(error) else ""
-    return CommandError(f"{', '.join(targets)}: cannot be computed from {', '.join(sources)}: out of memory{details}")
+    what = f"{', '.join(targets)}: cannot be computed from {', '.join(sources)}"
+    return CommandError(f"{what}: out of memory{details}{address_space()}")
+
+
+def address_space() -> str:
+    """Return the end of a message about too little memory: the limit of address space if there is one."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return "" if limit == resource.RLIM_INFINITY else f" (the limit of address space is {limit} bytes, see ulimit -v)"
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .errors import CommandError
+from .errors import CommandError, writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,6 +21,12 @@ def check_writable(option: str, path: Path) -> None:
             raise CommandError(f"{option} {path}: not writable")
     elif not os.access(path.parent, os.W_OK):
         raise CommandError(f"{option} {path}: cannot write in {path.parent}")
+
+
+def write_report(option: str, path: Path, text: str) -> None:
+    """Write a text file, or raise `CommandError`."""
+    with writing(f"{option} {path}"):
+        path.write_text(text, encoding="utf-8")
 
 
 def new_figure(option: str, path: Path) -> Figure:

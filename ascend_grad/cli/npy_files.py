@@ -26,6 +26,8 @@ RAW = np.dtype("V2")
 #: Dtypes in which programs without bfloat16 keep its bits.
 RAW_INTEGERS = (np.dtype(np.int16), np.dtype(np.uint16))
 
+_KINDS = {stat.S_IFDIR: "directory", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+
 #: NumPy's function that reads a header, and the bytes of the header's length, by the format's version.
 _HEADERS = {(1, 0): (npy.read_array_header_1_0, 2), (2, 0): (npy.read_array_header_2_0, 4)}
 #: Bytes of a header, NumPy's own limit: the parser of longer ones can end the process.
@@ -50,6 +52,8 @@ def open_array(path: str, raw_dtype: np.dtype | None) -> Iterator[ArrayFile]:
     OSError
         If it cannot be opened.
     """
+    if not path:
+        raise CommandError("the name of an input is empty")
     if os.path.isdir(path):
         raise CommandError(f"{path}: expected a .npy file, got a directory that is no Zarr array")
     require_regular_file(path)
@@ -140,6 +144,8 @@ def new_npy(target: str, shape: tuple[int, ...], dtype: np.dtype, fortran_order:
 
 
 def _checked_target(path: str, sources: list[str]) -> str:
+    if not path:
+        raise CommandError("the name of a result is empty")
     if path.endswith(".npz"):
         raise CommandError(f"{path}: the result is a .npy file")
     if path.rstrip("/").endswith(".zarr"):
@@ -148,12 +154,13 @@ def _checked_target(path: str, sources: list[str]) -> str:
         raise CommandError(f"{path}: ends in .zarr, but the result of .npy files is a .npy file")
     if path.endswith("/") and not os.path.exists(path):
         raise CommandError(f"{path}: names a directory, and the result of a file is a file")
+    with suppress(FileNotFoundError):
+        require_regular_file(path)
     target = os.path.realpath(path)
     directory = os.path.dirname(target)
     if not os.path.isdir(directory):
         raise CommandError(f"{path}: there is no directory {directory}")
-    with suppress(FileNotFoundError):
-        require_regular_file(target)
+    if os.path.lexists(target):
         for source in sources:
             if os.path.exists(source) and os.path.samefile(target, source):
                 raise CommandError(f"{path}: this is the input {source}; inputs are not overwritten")
@@ -166,7 +173,8 @@ def require_regular_file(path: str) -> os.stat_result:
     """Return the status of a file that exists; raise `CommandError` if it is a directory, a device or a pipe."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
-        raise CommandError(f"{path}: not a regular file")
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "device")
+        raise CommandError(f"{path}: not a regular file but a {kind}")
     return status
 
 

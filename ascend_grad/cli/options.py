@@ -22,7 +22,9 @@ def add_execution_options(parser: argparse.ArgumentParser) -> None:
 def add_file_options(parser: argparse.ArgumentParser) -> None:
     """Add ``--dtype`` and ``--progress``."""
     parser.add_argument(
-        "--dtype", choices=["bfloat16"], help="the dtype of elements of 2 raw bytes, as NumPy writes bfloat16"
+        "--dtype",
+        choices=["bfloat16"],
+        help="the dtype of elements of 2 raw bytes, as NumPy writes bfloat16, or of its bits kept as int16 or uint16",
     )
     parser.add_argument(
         "--progress", action=argparse.BooleanOptionalAction, help="progress bar (default: if stderr is a terminal)"

@@ -220,7 +220,7 @@ def test_an_input_is_never_the_result(link, capsys):
         ("out.npz", "the result is a .npy file"),
         ("out.zarr", "out.zarr: ends in .zarr, but the result of .npy files is a .npy file"),
         ("absent/out.zarr/", "absent/out.zarr/: ends in .zarr, but the result of .npy files is a .npy file"),
-        ("", "not a regular file"),
+        ("", "the name of a result is empty"),
         ("x.npy/out.npy", "there is no directory"),
         ("x" * 256, "File name too long"),
     ],
