@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -93,8 +92,7 @@ def _fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
     return loss, gradient, *operators.fake_outputs(input, rows, problem.outputs)
 
 
-operators.register(_NAME, _SCHEMA, _compute, _fake)
-torch.library.register_vmap(f"ascend_grad::{_NAME}", partial(operators.one_after_another, _NAME))
+operators.register(_NAME, _SCHEMA, _compute, _fake, operators.one_after_another)
 
 
 def _loss(*arguments: Any) -> tuple[torch.Tensor, ...]:

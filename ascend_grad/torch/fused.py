@@ -101,8 +101,7 @@ def _without_gradient(name: str) -> type[Function]:
 _FUNCTIONS: dict[str, type[Function]] = {}
 
 for _name, _schema in _SCHEMAS.items():
-    register(_name, _schema, partial(_compute, _name), _FAKES[_name])
-    torch.library.register_vmap(f"ascend_grad::{_name}", partial(one_after_another, _name))
+    register(_name, _schema, partial(_compute, _name), _FAKES[_name], one_after_another)
     _PARAMETERS[_name] = [each.name for each in getattr(torch.ops.ascend_grad, _name).default._schema.arguments]
     _FUNCTIONS[_name] = _without_gradient(_name)
     register_gradient(_name, _FUNCTIONS[_name])

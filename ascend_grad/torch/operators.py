@@ -25,16 +25,28 @@ if TYPE_CHECKING:
     from .vocabulary_parallel import VocabularyShard
 
 
-def register(name: str, schema: str, compute: Callable, fake: Callable) -> None:
+#: What has been registered. torch keeps it and the operators when this module is imported once more.
+_REGISTERED: set[str] = vars(torch.ops.ascend_grad).setdefault("_registered", set())
+
+
+def register(name: str, schema: str, compute: Callable, fake: Callable, vmap: Callable) -> None:
+    """Register an operator, once in a process. `vmap` is its rule for batches, after the operator's name."""
+    if name in _REGISTERED:
+        return
+    _REGISTERED.add(name)
     qualified = f"ascend_grad::{name}"
     torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
     for key in ("cpu", "privateuseone"):  # the latter is torch_npu's, which renames it
         torch.library.impl(qualified, key, compute)
     torch.library.register_fake(qualified, fake)
+    torch.library.register_vmap(qualified, partial(vmap, name))
 
 
 def register_gradient(name: str, function: type[Function]) -> None:
     """Register the gradient of `function`, which has the operator's arguments and results, for an operator."""
+    if f"gradient of {name}" in _REGISTERED:
+        return
+    _REGISTERED.add(f"gradient of {name}")
     operator = getattr(torch.ops.ascend_grad, name).default
 
     def compute(*arguments):
@@ -122,8 +134,7 @@ for _name, _schema, _vmap in (
         _scaled_masked_vmap,
     ),
 ):
-    register(_name, _schema, partial(_rowwise, _name), _rowwise_fake)
-    torch.library.register_vmap(f"ascend_grad::{_name}", partial(_vmap, _name))
+    register(_name, _schema, partial(_rowwise, _name), _rowwise_fake, _vmap)
 
 
 def rowwise(name: str, *arguments: torch.Tensor | float) -> torch.Tensor:
@@ -139,7 +150,8 @@ def rowwise(name: str, *arguments: torch.Tensor | float) -> torch.Tensor:
 LINEAR = "linear_cross_entropy"
 
 #: Shards of vocabularies that are split over processes, by the number that is the operator's last argument.
-SHARDS: WeakValueDictionary[int, VocabularyShard] = WeakValueDictionary()
+SHARDS: WeakValueDictionary[int, VocabularyShard]
+SHARDS = vars(torch.ops.ascend_grad).setdefault("_shards", WeakValueDictionary())
 
 
 class Loss(NamedTuple):
@@ -414,8 +426,8 @@ register(
     "Tensor log_prob, Tensor entropy, Tensor predicted, Tensor correct)",
     _linear_cross_entropy,
     _linear_cross_entropy_fake,
+    one_after_another,
 )
-torch.library.register_vmap(f"ascend_grad::{LINEAR}", partial(one_after_another, LINEAR))
 
 _BACKWARD = "linear_cross_entropy_backward"
 
@@ -425,8 +437,8 @@ register(
     f"{_LOSS_PARAMETERS}) -> (Tensor input_grad, Tensor weight_grad, Tensor bias_grad)",
     _linear_cross_entropy_backward,
     _linear_cross_entropy_backward_fake,
+    one_after_another,
 )
-torch.library.register_vmap(f"ascend_grad::{_BACKWARD}", partial(one_after_another, _BACKWARD))
 
 
 def loss(*arguments: Any) -> tuple[torch.Tensor, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -24,8 +23,6 @@ from .tensors import optional
 _T = TypeVar("_T")
 
 _NAME = operators.LINEAR
-
-_numbers = itertools.count()
 
 #: Names for the arguments of `parallel.linear_cross_entropy` in errors of the functions for tensors.
 _ARGUMENTS = {
@@ -67,7 +64,7 @@ class VocabularyShard:
                     raise BackendUnavailableError(message, operator=_NAME)
 
         self.run(_NAME, check)
-        number = next(_numbers)
+        number = id(self)
         operators.SHARDS[number] = self
         return operators.apply(function, *problem._replace(shard=number))
 

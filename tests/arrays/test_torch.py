@@ -144,6 +144,7 @@ def test_results_of_any_size():
         ag.softmax(torch.zeros(1).expand(1 << 28, 1 << 28))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
 def test_torch_does_not_observe_the_memory_of_results():
     """A mode or a tracer would make the allocation part of what it records or replaces."""
     x = torch.zeros(2, 4)

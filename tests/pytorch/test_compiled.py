@@ -14,7 +14,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InvalidCxxCompiler
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch_cases import CASES, case, step
 from torch_oracles import linear_cross_entropy
 
