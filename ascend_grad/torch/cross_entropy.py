@@ -98,7 +98,7 @@ operators.register(_NAME, _SCHEMA, _compute, _fake, operators.one_after_another)
 def _loss(*arguments: Any) -> tuple[torch.Tensor, ...]:
     """Compute `_Loss`. torch's dispatcher is used only if `are_plain` is False."""
     if not are_plain(arguments):
-        return torch.ops.ascend_grad.cross_entropy(*arguments)
+        return operators.call_registered(_NAME, *arguments)
     return _compute(*arguments)
 
 

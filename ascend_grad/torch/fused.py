@@ -13,7 +13,16 @@ import ascend_grad as ag
 
 from ..arguments import integer, pair_of_truth_values, real_number, thread_count, truth_value
 from ..results import OnlineMaxSum
-from .operators import accumulator, apply, one_after_another, register, register_gradient, without_none
+from .operators import (
+    accumulator,
+    apply,
+    linear_flops,
+    one_after_another,
+    register,
+    register_flops,
+    register_gradient,
+    without_none,
+)
 from .tensors import are_plain, check_tensors, detached
 
 _STATISTICS = "fused_linear_online_max_sum"
@@ -105,6 +114,20 @@ for _name, _schema in _SCHEMAS.items():
     _PARAMETERS[_name] = [each.name for each in getattr(torch.ops.ascend_grad, _name).default._schema.arguments]
     _FUNCTIONS[_name] = _without_gradient(_name)
     register_gradient(_name, _FUNCTIONS[_name])
+
+
+def _statistics_flops(input, weight, *_, **__):
+    return linear_flops(input, weight, 1)
+
+
+def _gradient_flops(*arguments, **_):
+    given = dict(zip(_PARAMETERS[_GRADIENT], arguments))
+    products = (given["softmax"] is None) + sum(given["output_mask"])
+    return linear_flops(given["input"], given["weight"], products)
+
+
+register_flops(_STATISTICS, _statistics_flops)
+register_flops(_GRADIENT, _gradient_flops)
 
 
 def _threads(num_threads: object, operator: str) -> int | None:

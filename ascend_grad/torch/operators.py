@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd.function import Function, _SingleLevelFunction
+from torch.utils.flop_counter import register_flop_formula
 
 import ascend_grad as ag
 
@@ -40,6 +41,11 @@ def register(name: str, schema: str, compute: Callable, fake: Callable, vmap: Ca
         torch.library.impl(qualified, key, compute)
     torch.library.register_fake(qualified, fake)
     torch.library.register_vmap(qualified, partial(vmap, name))
+
+
+def register_flops(name: str, formula: Callable) -> None:
+    """Register the floating-point operations of an operator for `torch.utils.flop_counter`."""
+    register_flop_formula([getattr(torch.ops.ascend_grad, name)])(formula)
 
 
 def register_gradient(name: str, function: type[Function]) -> None:
@@ -77,6 +83,14 @@ def apply(function: type[Function], *arguments: Any) -> Any:
         # This skips the handling of keyword arguments and of transforms in `Function.apply`.
         return super(Function, function).apply(*arguments)
     return function.forward(*arguments)
+
+
+def call_registered(name: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    """Compute a registered operator of a loss."""
+    if not torch.compiler.is_compiling() and torch.jit.is_tracing():  # it has no lists of strings
+        message = "torch.jit.trace cannot record losses (torch.export and torch.compile can)"
+        raise NotImplementedError(f"{name}: {message}")
+    return getattr(torch.ops.ascend_grad, name)(*arguments)
 
 
 # -- row-wise operators --
@@ -441,15 +455,33 @@ register(
 )
 
 
+def linear_flops(input: Sequence[int], weight: Sequence[int], products: int) -> int:
+    """Return the floating-point operations of products of the size of the logits, for shapes of input and weight."""
+    return 2 * products * input[0] * weight[0] * weight[1]
+
+
+def _loss_flops(*arguments: Any, **_: Any) -> int:
+    problem = Loss(*arguments)  # with shapes in the place of tensors
+    return linear_flops(problem.input, problem.weight, 1 + problem.input_grad + problem.weight_grad)
+
+
+def _loss_backward_flops(*arguments: Any, **_: Any) -> int:
+    return _loss_flops(*arguments[len(OutputGradients._fields) :])
+
+
+register_flops(LINEAR, _loss_flops)
+register_flops(_BACKWARD, _loss_backward_flops)
+
+
 def loss(*arguments: Any) -> tuple[torch.Tensor, ...]:
     """Compute `Loss`. torch's dispatcher is used only if `are_plain` is False."""
     if not are_plain(arguments):
-        return torch.ops.ascend_grad.linear_cross_entropy(*arguments)
+        return call_registered(LINEAR, *arguments)
     return _linear_cross_entropy(*arguments)
 
 
 def loss_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
     """Compute the gradients of `Loss` and its outputs for `OutputGradients`, like `loss`."""
     if not are_plain(arguments):
-        return torch.ops.ascend_grad.linear_cross_entropy_backward(*arguments)
+        return call_registered(_BACKWARD, *arguments)
     return _linear_cross_entropy_backward(*arguments)

@@ -72,6 +72,10 @@ def check_tensors(operator: str, **tensors: object) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise ParamTypeError(f"{name}: expected a torch.Tensor, got {shown(tensor)}", operator=operator)
+        if type(tensor) not in _OWN_CLASSES and hasattr(tensor, "full_tensor"):
+            expected = "a tensor of this process (to_local() or full_tensor() makes one; shards go with `group`)"
+            message = f"{name}: expected {expected}, got a {type(tensor).__name__}"
+            raise ParamTypeError(message, operator=operator)
         device = tensor.device
         if device.type not in ("cpu", "npu", "meta"):
             message = f"{name}: expected a tensor on the CPU or on an Ascend NPU, got one on {device}"
@@ -83,4 +87,11 @@ def check_tensors(operator: str, **tensors: object) -> None:
             raise ParamTypeError(f"{name}: expected {expected}, got one on {device}", operator=operator)
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
             kind = "a nested" if tensor.is_nested else "a quantized" if tensor.is_quantized else f"a {tensor.layout}"
-            raise ParamTypeError(f"{name}: expected a dense tensor, got {kind} tensor", operator=operator)
+            hint = (
+                ""
+                if tensor.is_nested
+                else " (dequantize() makes one)"
+                if tensor.is_quantized
+                else " (to_dense() makes one)"
+            )
+            raise ParamTypeError(f"{name}: expected a dense tensor{hint}, got {kind} tensor", operator=operator)
