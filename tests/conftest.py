@@ -55,6 +55,7 @@ largest_errors: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
 #: Paths of tests that need an optional package. If the package is not installed, they are not collected.
 ABOUT_PACKAGES = {
     "torch": (
+        "tests/programs/test_fsdp.py",
         "tests/pytorch",
         "tests/arrays/test_torch.py",
         "tests/parallel/test_hccl.py",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, overload
 
 import torch
@@ -11,12 +10,12 @@ from torch.autograd import Function
 
 import ascend_grad as ag
 
-from ..arguments import MAX_INDEX, OUTPUTS, integer, real_number, shown, thread_count
+from ..arguments import MAX_INDEX, OUTPUTS, integer, shown, thread_count
 from ..errors import AscendGradError, ParamInvalidError, rename
 from . import operators
 from .gradients import scaled, second_order_error, without_second_order
 from .outputs import Computed, LossOutputs, check_outputs, requested
-from .tensors import are_plain, check_tensors, itself, to_array, to_tensor, without_gradient
+from .tensors import are_plain, check_tensors, detached, optional
 
 if TYPE_CHECKING:
     from ..option_types import LossOptions, Outputs
@@ -34,6 +33,8 @@ class _Loss(NamedTuple):
     target_prob: torch.Tensor | None
     #: A temperature for each row, or None: `temperature` is then the temperature of all rows.
     temperatures: torch.Tensor | None
+    #: The options that `operators.numbers_of` replaces, or None.
+    numbers: torch.Tensor | None
     grad_loss: torch.Tensor | None
     dim: int
     reduction: Literal["mean", "sum", "none"]
@@ -50,9 +51,10 @@ class _Loss(NamedTuple):
 
 _SCHEMA = (
     "(Tensor input, Tensor target, Tensor? class_weight, Tensor? token_weight, Tensor? target_prob, "
-    "Tensor? temperatures, Tensor? grad_loss, int dim, str reduction, int ignore_index, bool input_grad, "
+    "Tensor? temperatures, Tensor? numbers, Tensor? grad_loss, int dim, str reduction, SymInt ignore_index, "
+    "bool input_grad, "
     "float label_smoothing, float lse_square_scale, float temperature, float? denominator, "
-    "str[] outputs, int? num_threads) -> (Tensor loss, Tensor input_grad, Tensor lse, Tensor log_prob, "
+    "str[] outputs, SymInt? num_threads) -> (Tensor loss, Tensor input_grad, Tensor lse, Tensor log_prob, "
     "Tensor entropy, Tensor predicted, Tensor correct)"
 )
 
@@ -60,33 +62,28 @@ _SCHEMA = (
 _TENSORS = _Loss._fields.index("grad_loss")
 
 
-def _compute(array_of: Callable, tensor_of: Callable, *arguments: Any) -> tuple[torch.Tensor, ...]:
-    problem = _Loss(*arguments)
-
-    def array(name: str) -> Any:
-        tensor = getattr(problem, name)
-        return None if tensor is None else array_of(tensor, name, _NAME)
-
+def _compute(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    problem = operators.with_numbers(_Loss(*arguments))
     result = ag.cross_entropy(
-        array("input"),
-        array("target"),
+        detached(problem.input),
+        detached(problem.target),
         problem.dim,
         reduction=problem.reduction,
         ignore_index=problem.ignore_index,
-        class_weight=array("class_weight"),
-        token_weight=array("token_weight"),
-        target_prob=array("target_prob"),
+        class_weight=optional(problem.class_weight),
+        token_weight=optional(problem.token_weight),
+        target_prob=optional(problem.target_prob),
         label_smoothing=problem.label_smoothing,
         lse_square_scale=problem.lse_square_scale,
-        temperature=problem.temperature if problem.temperatures is None else array("temperatures"),
+        temperature=problem.temperature if problem.temperatures is None else detached(problem.temperatures),
         denominator=problem.denominator,
-        grad_loss=operators.upstream(array_of, problem.grad_loss, problem.reduction),
+        grad_loss=operators.upstream(problem.grad_loss, problem.reduction),
         outputs=tuple(problem.outputs),
         return_grad=problem.input_grad,
         num_threads=problem.num_threads,
     )
     found = result.loss, result.input_grad, *operators.outputs_of(result, problem.outputs)
-    return tuple(problem.input.new_empty(0) if each is None else tensor_of(each) for each in found)
+    return operators.without_none(problem.input, found)
 
 
 def _fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
@@ -98,17 +95,14 @@ def _fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
     return loss, gradient, *operators.fake_outputs(input, rows, problem.outputs)
 
 
-operators.register(
-    _NAME, _SCHEMA, partial(_compute, to_array, to_tensor), partial(_compute, without_gradient, itself), _fake
-)
-torch.library.register_vmap(f"ascend_grad::{_NAME}", partial(operators.one_after_another, _NAME))
+operators.register(_NAME, _SCHEMA, _compute, _fake, operators.one_after_another)
 
 
 def _loss(*arguments: Any) -> tuple[torch.Tensor, ...]:
     """Compute `_Loss`. torch's dispatcher is used only if `are_plain` is False."""
     if not are_plain(arguments):
-        return torch.ops.ascend_grad.cross_entropy(*arguments)
-    return _compute(to_array, to_tensor, *arguments)
+        return operators.call_registered(_NAME, *arguments)
+    return _compute(*arguments)
 
 
 # ---- the gradient ----------------------------------------------------------------------------------------------------
@@ -182,6 +176,8 @@ def _gradient_of_outputs(
     temperature: float | torch.Tensor = problem.temperature
     if problem.temperatures is not None:
         temperature = problem.temperatures.to(input.dtype).unsqueeze(dim)
+    elif problem.numbers is not None:
+        temperature = problem.numbers[operators.TEMPERATURE].to(input.dtype)
     # Logits relative to the maximum: no difference of large numbers, and no quotient that overflows.
     log_p = torch.log_softmax((input - input.amax(dim, keepdim=True)) / temperature, dim)
     p = log_p.exp()
@@ -386,6 +382,13 @@ def unrounded_loss(
     dim = 1 if input.dim() > 1 else 0
     if isinstance(temperature, torch.Tensor) and temperature.dim() == 0:
         temperature = temperature.expand(input.shape[:dim] + input.shape[dim + 1 :])
+    values, numbers = operators.numbers_of(
+        operator,
+        label_smoothing=label_smoothing,
+        lse_square_scale=lse_square_scale,
+        temperature=1.0 if isinstance(temperature, torch.Tensor) else temperature,
+        denominator=denominator,
+    )
     can_scale = reduction != "none" and input.dtype != torch.float16
     problem = _Loss(
         input=input,
@@ -394,15 +397,13 @@ def unrounded_loss(
         token_weight=token_weight,
         target_prob=target_prob,
         temperatures=temperature if isinstance(temperature, torch.Tensor) else None,
+        numbers=numbers,
         grad_loss=None,
         dim=dim,
         reduction=reduction,
         ignore_index=ignored,
         input_grad=can_scale and input.requires_grad and torch.is_grad_enabled(),
-        label_smoothing=real_number(label_smoothing, "label_smoothing", operator),
-        lse_square_scale=real_number(lse_square_scale, "lse_square_scale", operator),
-        temperature=1.0 if isinstance(temperature, torch.Tensor) else real_number(temperature, "temperature", operator),
-        denominator=None if denominator is None else real_number(denominator, "denominator", operator),
+        **values,
         outputs=list(outputs),
         num_threads=None if num_threads is None else thread_count(num_threads, operator),
     )

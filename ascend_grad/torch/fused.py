@@ -13,8 +13,17 @@ import ascend_grad as ag
 
 from ..arguments import integer, pair_of_truth_values, real_number, thread_count, truth_value
 from ..results import OnlineMaxSum
-from .operators import accumulator, apply, one_after_another, register, register_gradient
-from .tensors import are_plain, check_tensors, itself, to_array, to_tensor, without_gradient
+from .operators import (
+    accumulator,
+    apply,
+    linear_flops,
+    one_after_another,
+    register,
+    register_flops,
+    register_gradient,
+    without_none,
+)
+from .tensors import are_plain, check_tensors, detached
 
 _STATISTICS = "fused_linear_online_max_sum"
 _LOSS = "fused_cross_entropy_loss_with_max_sum"
@@ -63,15 +72,12 @@ _FAKES: dict[str, Callable] = {_STATISTICS: _statistics_fake, _LOSS: _loss_fake,
 _PARAMETERS: dict[str, list[str]] = {}
 
 
-def _compute(array_of: Callable, tensor_of: Callable, name: str, *values: Any) -> tuple[torch.Tensor, ...]:
-    """Compute an operator. `array_of` converts its tensors, `tensor_of` its results."""
-    given = dict(zip(_PARAMETERS[name], values))
-    converted = {
-        parameter: array_of(value, parameter, name) if isinstance(value, torch.Tensor) else value
-        for parameter, value in given.items()
+def _compute(name: str, *values: Any) -> tuple[torch.Tensor, ...]:
+    given = {
+        parameter: detached(value) if isinstance(value, torch.Tensor) else value
+        for parameter, value in zip(_PARAMETERS[name], values)
     }
-    results = getattr(ag, name)(**converted)
-    return tuple(given[_LIKE[name]].new_empty(0) if each is None else tensor_of(each) for each in results)
+    return without_none(given[_LIKE[name]], getattr(ag, name)(**given))
 
 
 def _without_gradient(name: str) -> type[Function]:
@@ -85,7 +91,7 @@ def _without_gradient(name: str) -> type[Function]:
         @staticmethod
         def forward(*arguments):
             if are_plain(arguments):
-                return _compute(to_array, to_tensor, name, *arguments)
+                return _compute(name, *arguments)
             return operator(*arguments)
 
         @staticmethod
@@ -104,17 +110,24 @@ def _without_gradient(name: str) -> type[Function]:
 _FUNCTIONS: dict[str, type[Function]] = {}
 
 for _name, _schema in _SCHEMAS.items():
-    register(
-        _name,
-        _schema,
-        partial(_compute, to_array, to_tensor, _name),
-        partial(_compute, without_gradient, itself, _name),
-        _FAKES[_name],
-    )
-    torch.library.register_vmap(f"ascend_grad::{_name}", partial(one_after_another, _name))
+    register(_name, _schema, partial(_compute, _name), _FAKES[_name], one_after_another)
     _PARAMETERS[_name] = [each.name for each in getattr(torch.ops.ascend_grad, _name).default._schema.arguments]
     _FUNCTIONS[_name] = _without_gradient(_name)
     register_gradient(_name, _FUNCTIONS[_name])
+
+
+def _statistics_flops(input, weight, *_, **__):
+    return linear_flops(input, weight, 1)
+
+
+def _gradient_flops(*arguments, **_):
+    given = dict(zip(_PARAMETERS[_GRADIENT], arguments))
+    products = (given["softmax"] is None) + sum(given["output_mask"])
+    return linear_flops(given["input"], given["weight"], products)
+
+
+register_flops(_STATISTICS, _statistics_flops)
+register_flops(_GRADIENT, _gradient_flops)
 
 
 def _threads(num_threads: object, operator: str) -> int | None:

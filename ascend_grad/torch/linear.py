@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack, cas
 import torch
 from torch.autograd import Function
 
-from ..arguments import MAX_INDEX, OUTPUTS, integer, real_number, shown, thread_count
+from ..arguments import MAX_INDEX, OUTPUTS, integer, shown, thread_count
 from ..errors import AscendGradError, ParamInvalidError, ParamTypeError, rename
 from . import operators
 from .gradients import scaled, second_order_error, without_second_order
@@ -352,9 +352,9 @@ def unrounded_loss(
 ) -> Computed:
     """Return the loss in float32, or in float64 if `input` is. A mean over no rows is NaN, or 0 if `zero_if_empty`."""
     checked(shard, partial(_check_arguments, names, input, linear_weight, target, reduction, options))
-    numbers = checked(shard, partial(_as_numbers, names.operator, ignore_index, filter_eps, num_threads))
-    ignore_index, filter_eps, num_threads = numbers
-    options = checked(shard, partial(_converted, names.operator, options))
+    ignore_index, num_threads = checked(shard, partial(_as_integers, names.operator, ignore_index, num_threads))
+    converted = checked(shard, partial(_converted, names.operator, options, filter_eps))
+    options, filter_eps, numbers = converted
 
     given = input.dtype, linear_weight.dtype
     if torch.is_autocast_enabled(_autocast_device(input)):
@@ -373,6 +373,7 @@ def unrounded_loss(
         class_weight=weight,
         target_prob=options.target_prob,
         temperatures=temperature if isinstance(temperature, torch.Tensor) else None,
+        numbers=numbers,
         grad_loss=None,
         reduction=reduction,
         ignore_index=ignore_index,
@@ -643,17 +644,23 @@ def _check_arguments(
             raise NotImplementedError(f"{operator}: {name}: {message}")
 
 
-def _converted(operator: str, options: Options) -> Options:
+def _converted(operator: str, options: Options, filter_eps: Any) -> tuple[Options, float, torch.Tensor | None]:
     """Convert the options to the schema's types. torch's own errors would name neither function nor argument."""
-    changed: dict[str, Any] = {}
-    for name in ("label_smoothing", "lse_square_scale", "temperature", "denominator", "logit_scale", "softcap"):
-        value = getattr(options, name)
-        is_absent = value is None and name in ("denominator", "softcap")
-        is_of_rows = isinstance(value, torch.Tensor) and name == "temperature"
-        if type(value) is not float and not is_absent and not is_of_rows:
-            changed[name] = real_number(value, name, operator)
     check_outputs(operator, options.outputs)
-    return options._replace(**changed) if changed else options
+    values, numbers = operators.numbers_of(
+        operator,
+        label_smoothing=options.label_smoothing,
+        lse_square_scale=options.lse_square_scale,
+        temperature=1.0 if isinstance(options.temperature, torch.Tensor) else options.temperature,
+        denominator=options.denominator,
+        logit_scale=options.logit_scale,
+        softcap=options.softcap,
+        filter_eps=filter_eps,
+    )
+    filter_eps = values.pop("filter_eps")
+    if isinstance(options.temperature, torch.Tensor):
+        del values["temperature"]
+    return options._replace(**values), filter_eps, numbers
 
 
 def _as_batch(
@@ -673,9 +680,7 @@ def _as_batch(
     return input.unsqueeze(0), target.unsqueeze(0), options._replace(**batch)
 
 
-def _as_numbers(
-    operator: str, ignore_index: object, filter_eps: object, num_threads: object
-) -> tuple[int, float, int | None]:
+def _as_integers(operator: str, ignore_index: object, num_threads: object) -> tuple[int, int | None]:
     """Convert arguments to the schema's types. torch's own errors would name neither function nor argument."""
     if ignore_index is None:
         ignore_index = IGNORE_INDEX
@@ -684,11 +689,9 @@ def _as_numbers(
     if not -MAX_INDEX - 1 <= ignore_index <= MAX_INDEX:
         expected = f"an int in [{-MAX_INDEX - 1}, {MAX_INDEX}]"
         raise ParamInvalidError(f"ignore_index: expected {expected}, got {shown(ignore_index)}", operator=operator)
-    if type(filter_eps) is not float:
-        filter_eps = real_number(filter_eps, "filter_eps", operator)
     if num_threads is not None:
         num_threads = thread_count(num_threads, operator)
-    return ignore_index, filter_eps, num_threads
+    return ignore_index, num_threads
 
 
 def _check_dtypes(

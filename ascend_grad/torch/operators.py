@@ -6,36 +6,53 @@ and a rule for `torch.vmap`. The modules `rowwise`, `linear`, `cross_entropy` an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd.function import Function, _SingleLevelFunction
+from torch.utils.flop_counter import register_flop_formula
 
 import ascend_grad as ag
 
-from ..arguments import OUTPUTS
-from ..contract import OPERATORS
-from ..errors import ParamInvalidError
-from .tensors import are_plain, are_readable, itself, to_array, to_tensor, without_gradient
+from ..arguments import OUTPUTS, real_number, shown
+from ..errors import ParamInvalidError, ParamTypeError
+from .tensors import are_plain, are_readable, detached, optional
 
 if TYPE_CHECKING:
     from .vocabulary_parallel import VocabularyShard
 
 
-def register(name: str, schema: str, compute: Callable, compute_on_npu: Callable, fake: Callable) -> None:
+#: What has been registered. torch keeps it and the operators when this module is imported once more.
+_REGISTERED: set[str] = vars(torch.ops.ascend_grad).setdefault("_registered", set())
+
+
+def register(name: str, schema: str, compute: Callable, fake: Callable, vmap: Callable) -> None:
+    """Register an operator, once in a process. `vmap` is its rule for batches, after the operator's name."""
+    if name in _REGISTERED:
+        return
+    _REGISTERED.add(name)
     qualified = f"ascend_grad::{name}"
     torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
-    torch.library.impl(qualified, "cpu", compute)
-    torch.library.impl(qualified, "privateuseone", compute_on_npu)  # torch_npu's key, which it renames
+    for key in ("cpu", "privateuseone"):  # the latter is torch_npu's, which renames it
+        torch.library.impl(qualified, key, compute)
     torch.library.register_fake(qualified, fake)
+    torch.library.register_vmap(qualified, partial(vmap, name))
+
+
+def register_flops(name: str, formula: Callable) -> None:
+    """Register the floating-point operations of an operator for `torch.utils.flop_counter`."""
+    register_flop_formula([getattr(torch.ops.ascend_grad, name)])(formula)
 
 
 def register_gradient(name: str, function: type[Function]) -> None:
     """Register the gradient of `function`, which has the operator's arguments and results, for an operator."""
+    if f"gradient of {name}" in _REGISTERED:
+        return
+    _REGISTERED.add(f"gradient of {name}")
     operator = getattr(torch.ops.ascend_grad, name).default
 
     def compute(*arguments):
@@ -68,16 +85,19 @@ def apply(function: type[Function], *arguments: Any) -> Any:
     return function.forward(*arguments)
 
 
+def call_registered(name: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
+    """Compute a registered operator of a loss."""
+    if not torch.compiler.is_compiling() and torch.jit.is_tracing():  # it has no lists of strings
+        message = "torch.jit.trace cannot record losses (torch.export and torch.compile can)"
+        raise NotImplementedError(f"{name}: {message}")
+    return getattr(torch.ops.ascend_grad, name)(*arguments)
+
+
 # -- row-wise operators --
 
 
-def _rowwise(array_of: Callable, tensor_of: Callable, name: str, *arguments: torch.Tensor | float) -> torch.Tensor:
-    """Compute an operator. `array_of` converts its tensors, `tensor_of` its result."""
-    values = [
-        array_of(each, parameter, name) if isinstance(each, torch.Tensor) else each
-        for each, parameter in zip(arguments, OPERATORS[name].parameters)
-    ]
-    return tensor_of(getattr(ag, name)(*values))
+def _rowwise(name: str, *arguments: torch.Tensor | float) -> torch.Tensor:
+    return getattr(ag, name)(*(detached(each) if isinstance(each, torch.Tensor) else each for each in arguments))
 
 
 def _rowwise_fake(first: torch.Tensor, *_: object) -> torch.Tensor:
@@ -128,14 +148,7 @@ for _name, _schema, _vmap in (
         _scaled_masked_vmap,
     ),
 ):
-    register(
-        _name,
-        _schema,
-        partial(_rowwise, to_array, to_tensor, _name),
-        partial(_rowwise, without_gradient, itself, _name),
-        _rowwise_fake,
-    )
-    torch.library.register_vmap(f"ascend_grad::{_name}", partial(_vmap, _name))
+    register(_name, _schema, partial(_rowwise, _name), _rowwise_fake, _vmap)
 
 
 def rowwise(name: str, *arguments: torch.Tensor | float) -> torch.Tensor:
@@ -151,7 +164,8 @@ def rowwise(name: str, *arguments: torch.Tensor | float) -> torch.Tensor:
 LINEAR = "linear_cross_entropy"
 
 #: Shards of vocabularies that are split over processes, by the number that is the operator's last argument.
-SHARDS: WeakValueDictionary[int, VocabularyShard] = WeakValueDictionary()
+SHARDS: WeakValueDictionary[int, VocabularyShard]
+SHARDS = vars(torch.ops.ascend_grad).setdefault("_shards", WeakValueDictionary())
 
 
 class Loss(NamedTuple):
@@ -166,6 +180,8 @@ class Loss(NamedTuple):
     target_prob: torch.Tensor | None
     #: A temperature for each row, or None: `temperature` is then the temperature of all rows.
     temperatures: torch.Tensor | None
+    #: The options that `numbers_of` replaces, or None.
+    numbers: torch.Tensor | None
     grad_loss: torch.Tensor | None
     reduction: Literal["mean", "sum", "none"]
     ignore_index: int
@@ -186,11 +202,70 @@ class Loss(NamedTuple):
 
 _LOSS_PARAMETERS = (
     "Tensor input, Tensor weight, Tensor target, Tensor? bias, Tensor? token_weight, Tensor? class_weight, "
-    "Tensor? target_prob, Tensor? temperatures, Tensor? grad_loss, str reduction, int ignore_index, bool input_grad, "
+    "Tensor? target_prob, Tensor? temperatures, Tensor? numbers, Tensor? grad_loss, str reduction, "
+    "SymInt ignore_index, bool input_grad, "
     "bool weight_grad, bool bias_grad, float label_smoothing, float lse_square_scale, float temperature, "
-    "float? denominator, float logit_scale, float? softcap, str[] outputs, float filter_eps, int? num_threads, "
+    "float? denominator, float logit_scale, float? softcap, str[] outputs, float filter_eps, SymInt? num_threads, "
     "int? shard"
 )
+
+
+#: The options that are numbers, each with its default. Only those whose default is None may be None.
+_NUMBERS = {
+    "label_smoothing": 0.0,
+    "lse_square_scale": 0.0,
+    "temperature": 1.0,
+    "denominator": None,
+    "logit_scale": 1.0,
+    "softcap": None,
+    "filter_eps": 0.0,
+}
+
+#: The index of the temperature in a vector by `numbers_of`: the options before it are always given.
+TEMPERATURE = list(_NUMBERS).index("temperature")
+
+
+def numbers_of(operator: str, **options: Any) -> tuple[dict[str, float | None], torch.Tensor | None]:
+    """Convert options that are numbers, or None, to the types of the schema.
+
+    torch compiles a graph for each value of a number. So while it traces, the second result is a vector of all numbers
+    that are given. `with_numbers` puts the vector's elements in the place of the numbers.
+    """
+    given = {name: value for name, value in options.items() if value is not None or _NUMBERS[name] is not None}
+    may_change = torch.compiler.is_compiling()
+    if not any((may_change or type(value) is not float) and _is_traced(name, value) for name, value in given.items()):
+        return options | {name: real_number(value, name, operator) for name, value in given.items()}, None
+    elements = [_traced_number(value, name, operator) for name, value in given.items()]
+    return options | dict.fromkeys(given, 1.0), torch.stack(elements)
+
+
+def _is_traced(name: str, value: object) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not are_plain((value,))
+    if isinstance(value, (torch.SymFloat, torch.SymInt)):
+        return True
+    return torch.compiler.is_compiling() and type(value) in (int, float) and value != _NUMBERS[name]
+
+
+def _traced_number(value: Any, name: str, operator: str) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        if value.dim() or value.dtype in (torch.bool, torch.complex64, torch.complex128) or value.requires_grad:
+            raise ParamTypeError(f"{name}: expected a real number, got {shown(value)}", operator=operator)
+        return value.to("cpu", torch.float64)
+    if type(value) not in (int, float, torch.SymFloat, torch.SymInt):
+        value = real_number(value, name, operator)
+    return torch.ones((), dtype=torch.float64) * value  # torch specialises graphs to the numbers in `torch.full`
+
+
+_P = TypeVar("_P", bound="NamedTuple")
+
+
+def with_numbers(problem: _P) -> _P:
+    """Return the arguments of a loss with the elements of `numbers` in the place of the options."""
+    if problem.numbers is None:
+        return problem
+    names = [name for name in _NUMBERS if getattr(problem, name, None) is not None]
+    return problem._replace(numbers=None, **dict(zip(names, problem.numbers.tolist())))
 
 
 _NO_OUTPUTS = (None,) * len(OUTPUTS)
@@ -219,27 +294,24 @@ def fake_outputs(input: torch.Tensor, rows: Sequence[int], requested: Sequence[s
     ]
 
 
-def upstream(array_of: Callable, grad_loss: torch.Tensor | None, reduction: str) -> Any:
-    """Return the upstream gradient as the functions accept it: None, an array or a number."""
+def upstream(grad_loss: torch.Tensor | None, reduction: str) -> torch.Tensor | float | None:
+    """Return the upstream gradient as the functions accept it."""
     if grad_loss is None:
         return None
-    array = array_of(grad_loss, "grad_loss", LINEAR)
     if reduction == "none" or grad_loss.device.type == "npu":  # reading a number waits for the device
-        return array
-    return float(array)
+        return detached(grad_loss)
+    return grad_loss.item()
 
 
-def loss_of(
-    function: Callable, array_of: Callable, tensor_of: Callable, problem: Loss, grad_loss: Any, **options: Any
-) -> tuple[torch.Tensor, ...]:
-    """Compute loss, gradients and outputs by `function`. `array_of` converts its tensors, `tensor_of` its results.
+def loss_of(function: Callable, problem: Loss, grad_loss: Any, **options: Any) -> tuple[torch.Tensor, ...]:
+    """Compute loss, gradients and outputs by `function`.
 
     `grad_loss` is a result of `upstream`. `options` are further keywords of `function`.
     """
     result = function(
-        array_of(problem.input, "input", LINEAR),
-        array_of(problem.weight, "linear_weight", LINEAR),
-        array_of(problem.target, "target", LINEAR),
+        detached(problem.input),
+        detached(problem.weight),
+        detached(problem.target),
         reduction=problem.reduction,
         ignore_index=problem.ignore_index,
         grad_loss=grad_loss,
@@ -251,28 +323,24 @@ def loss_of(
     )
     bias_grad = result.bias_grad if problem.bias_grad else None
     gradients = result.input_grad, result.weight_grad, bias_grad
-    found = result.loss, *gradients, *outputs_of(result, problem.outputs)
-    empty = problem.input.new_empty
-    return tuple([empty(0) if each is None else tensor_of(each) for each in found])
+    return without_none(problem.input, (result.loss, *gradients, *outputs_of(result, problem.outputs)))
 
 
-def _optional_array(array_of: Callable, tensor: torch.Tensor | None, name: str) -> Any:
-    return None if tensor is None else array_of(tensor, name, LINEAR)
+def without_none(like: torch.Tensor, results: Iterable[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
+    """Return results with an empty tensor instead of each None, as schemas of operators have no optional results."""
+    return tuple([like.new_empty(0) if each is None else each for each in results])
 
 
-def options_of(array_of: Callable, problem: Loss) -> dict[str, Any]:
+def options_of(problem: Loss) -> dict[str, Any]:
     """Return the options of the loss as the functions accept them."""
-    array = partial(_optional_array, array_of)
     return {
-        "bias": array(problem.bias, "bias"),
-        "token_weight": array(problem.token_weight, "token_weight"),
-        "class_weight": array(problem.class_weight, "class_weight"),
-        "target_prob": array(problem.target_prob, "target_prob"),
+        "bias": optional(problem.bias),
+        "token_weight": optional(problem.token_weight),
+        "class_weight": optional(problem.class_weight),
+        "target_prob": optional(problem.target_prob),
         "label_smoothing": problem.label_smoothing,
         "lse_square_scale": problem.lse_square_scale,
-        "temperature": problem.temperature
-        if problem.temperatures is None
-        else array_of(problem.temperatures, "temperature", LINEAR),
+        "temperature": problem.temperature if problem.temperatures is None else detached(problem.temperatures),
         "denominator": problem.denominator,
         "logit_scale": problem.logit_scale,
         "softcap": problem.softcap,
@@ -288,14 +356,12 @@ def _shard_of(number: int) -> VocabularyShard:
     return shard
 
 
-def _linear_cross_entropy(array_of: Callable, tensor_of: Callable, *arguments: Any) -> tuple[torch.Tensor, ...]:
-    problem = Loss(*arguments)
+def _linear_cross_entropy(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    problem = with_numbers(Loss(*arguments))
     if problem.shard is not None:
         return _shard_of(problem.shard).linear_cross_entropy(problem)
-    grad_loss = upstream(array_of, problem.grad_loss, problem.reduction)
-    options = options_of(array_of, problem)
-    function = ag.linear_cross_entropy
-    return loss_of(function, array_of, tensor_of, problem, grad_loss, outputs=tuple(problem.outputs), **options)
+    grad_loss = upstream(problem.grad_loss, problem.reduction)
+    return loss_of(ag.linear_cross_entropy, problem, grad_loss, outputs=tuple(problem.outputs), **options_of(problem))
 
 
 def _linear_cross_entropy_fake(*arguments):
@@ -324,28 +390,26 @@ class OutputGradients(NamedTuple):
     grad_entropy: torch.Tensor | None
 
 
-def _linear_cross_entropy_backward(
-    array_of: Callable, tensor_of: Callable, *arguments: Any
-) -> tuple[torch.Tensor, ...]:
+def _linear_cross_entropy_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
     given = OutputGradients(*arguments[: len(OutputGradients._fields)])
-    problem = Loss(*arguments[len(given) :])
+    problem = with_numbers(Loss(*arguments[len(given) :]))
     if problem.shard is not None:
         return _shard_of(problem.shard).linear_cross_entropy(problem, given)[1:4]
     found = ag.linear_cross_entropy_backward(
-        array_of(problem.input, "input", LINEAR),
-        array_of(problem.weight, "linear_weight", LINEAR),
-        array_of(problem.target, "target", LINEAR),
-        **{name: _optional_array(array_of, each, name) for name, each in given._asdict().items()},
-        grad_loss=upstream(array_of, problem.grad_loss, problem.reduction),
+        detached(problem.input),
+        detached(problem.weight),
+        detached(problem.target),
+        **{name: optional(each) for name, each in given._asdict().items()},
+        grad_loss=upstream(problem.grad_loss, problem.reduction),
         reduction=problem.reduction,
         ignore_index=problem.ignore_index,
         output_mask=(problem.input_grad, problem.weight_grad),
         filter_eps=problem.filter_eps,
         num_threads=problem.num_threads,
-        **options_of(array_of, problem),
+        **options_of(problem),
     )
     gradients = found.input_grad, found.weight_grad, found.bias_grad if problem.bias_grad else None
-    return tuple(problem.input.new_empty(0) if each is None else tensor_of(each) for each in gradients)
+    return without_none(problem.input, gradients)
 
 
 def _linear_cross_entropy_backward_fake(*arguments):
@@ -374,11 +438,10 @@ register(
     LINEAR,
     f"({_LOSS_PARAMETERS}) -> (Tensor loss, Tensor input_grad, Tensor weight_grad, Tensor bias_grad, Tensor lse, "
     "Tensor log_prob, Tensor entropy, Tensor predicted, Tensor correct)",
-    partial(_linear_cross_entropy, to_array, to_tensor),
-    partial(_linear_cross_entropy, without_gradient, itself),
+    _linear_cross_entropy,
     _linear_cross_entropy_fake,
+    one_after_another,
 )
-torch.library.register_vmap(f"ascend_grad::{LINEAR}", partial(one_after_another, LINEAR))
 
 _BACKWARD = "linear_cross_entropy_backward"
 
@@ -386,22 +449,39 @@ register(
     _BACKWARD,
     "(Tensor lse, Tensor? entropy, Tensor? grad_lse, Tensor? grad_log_prob, Tensor? grad_entropy, "
     f"{_LOSS_PARAMETERS}) -> (Tensor input_grad, Tensor weight_grad, Tensor bias_grad)",
-    partial(_linear_cross_entropy_backward, to_array, to_tensor),
-    partial(_linear_cross_entropy_backward, without_gradient, itself),
+    _linear_cross_entropy_backward,
     _linear_cross_entropy_backward_fake,
+    one_after_another,
 )
-torch.library.register_vmap(f"ascend_grad::{_BACKWARD}", partial(one_after_another, _BACKWARD))
+
+
+def linear_flops(input: Sequence[int], weight: Sequence[int], products: int) -> int:
+    """Return the floating-point operations of products of the size of the logits, for shapes of input and weight."""
+    return 2 * products * input[0] * weight[0] * weight[1]
+
+
+def _loss_flops(*arguments: Any, **_: Any) -> int:
+    problem = Loss(*arguments)  # with shapes in the place of tensors
+    return linear_flops(problem.input, problem.weight, 1 + problem.input_grad + problem.weight_grad)
+
+
+def _loss_backward_flops(*arguments: Any, **_: Any) -> int:
+    return _loss_flops(*arguments[len(OutputGradients._fields) :])
+
+
+register_flops(LINEAR, _loss_flops)
+register_flops(_BACKWARD, _loss_backward_flops)
 
 
 def loss(*arguments: Any) -> tuple[torch.Tensor, ...]:
     """Compute `Loss`. torch's dispatcher is used only if `are_plain` is False."""
     if not are_plain(arguments):
-        return torch.ops.ascend_grad.linear_cross_entropy(*arguments)
-    return _linear_cross_entropy(to_array, to_tensor, *arguments)
+        return call_registered(LINEAR, *arguments)
+    return _linear_cross_entropy(*arguments)
 
 
 def loss_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
     """Compute the gradients of `Loss` and its outputs for `OutputGradients`, like `loss`."""
     if not are_plain(arguments):
-        return torch.ops.ascend_grad.linear_cross_entropy_backward(*arguments)
-    return _linear_cross_entropy_backward(to_array, to_tensor, *arguments)
+        return call_registered(_BACKWARD, *arguments)
+    return _linear_cross_entropy_backward(*arguments)

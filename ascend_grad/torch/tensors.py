@@ -1,14 +1,11 @@
-"""Conversion between tensors and arrays that share memory, and checks of tensors."""
+"""Conversion of tensors to what the functions of `ascend_grad` accept, and checks of tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from .._dtypes import BFLOAT16
 from ..arguments import shown
 from ..errors import BackendUnavailableError, ParamTypeError
 
@@ -22,39 +19,21 @@ _operator_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _function_modes = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
 
 
-def to_array(tensor: torch.Tensor, name: str, operator: str) -> NDArray:
-    """Return a tensor's elements as an array. `Tensor.numpy` refuses bfloat16, so such elements pass as integers."""
-    tensor = tensor.detach()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(BFLOAT16)
-    try:
-        return tensor.numpy()
-    except TypeError as error:
-        message = f"{name}: expected a tensor of a dtype that NumPy has, got {tensor.dtype} on {tensor.device}"
-        raise ParamTypeError(message, operator=operator) from error
+#: Classes of tensors that the functions of `ascend_grad` read whatever the class overrides.
+_OWN_CLASSES = torch.Tensor, torch.nn.Parameter
 
 
-def to_tensor(array: NDArray) -> torch.Tensor:
-    """Return an array's elements as a tensor, which keeps the array's memory alive."""
-    if array.size == 0:  # NumPy's and torch's strides of empty arrays differ
-        return torch.empty(array.shape, dtype=_tensor_dtype(array.dtype))
-    if array.dtype == BFLOAT16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
+def detached(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as the functions of `ascend_grad` accept it: of torch's class, and not requiring grad."""
+    if type(tensor) not in _OWN_CLASSES:  # another class may override what the functions call
+        with torch._C.DisableTorchFunctionSubclass():
+            return tensor.detach().as_subclass(torch.Tensor)
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
-def _tensor_dtype(dtype: np.dtype) -> torch.dtype:
-    return to_tensor(np.zeros((1,), dtype)).dtype
-
-
-def without_gradient(tensor: torch.Tensor, name: str, operator: str) -> torch.Tensor:
-    """Return a tensor on an Ascend NPU detached from autograd, as the functions of `ascend_grad` accept it."""
-    return tensor.detach()
-
-
-def itself(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a result on an Ascend NPU unchanged: the functions of `ascend_grad` return a tensor already."""
-    return tensor
+def optional(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """Return `detached` of an optional tensor."""
+    return None if tensor is None else detached(tensor)
 
 
 def is_observed() -> bool:
@@ -70,12 +49,7 @@ def is_observed() -> bool:
 
 def _is_memory(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is of torch's own class, and its memory holds its values without lazy negation."""
-    return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and _has_storage(tensor)
-        and not tensor.is_neg()
-        and not tensor._is_zerotensor()
-    )
+    return type(tensor) in _OWN_CLASSES and _has_storage(tensor) and not tensor.is_neg() and not tensor._is_zerotensor()
 
 
 def are_plain(arguments: Iterable[object]) -> bool:
@@ -98,6 +72,10 @@ def check_tensors(operator: str, **tensors: object) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise ParamTypeError(f"{name}: expected a torch.Tensor, got {shown(tensor)}", operator=operator)
+        if type(tensor) not in _OWN_CLASSES and hasattr(tensor, "full_tensor"):
+            expected = "a tensor of this process (to_local() or full_tensor() makes one; shards go with `group`)"
+            message = f"{name}: expected {expected}, got a {type(tensor).__name__}"
+            raise ParamTypeError(message, operator=operator)
         device = tensor.device
         if device.type not in ("cpu", "npu", "meta"):
             message = f"{name}: expected a tensor on the CPU or on an Ascend NPU, got one on {device}"
@@ -109,4 +87,11 @@ def check_tensors(operator: str, **tensors: object) -> None:
             raise ParamTypeError(f"{name}: expected {expected}, got one on {device}", operator=operator)
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
             kind = "a nested" if tensor.is_nested else "a quantized" if tensor.is_quantized else f"a {tensor.layout}"
-            raise ParamTypeError(f"{name}: expected a dense tensor, got {kind} tensor", operator=operator)
+            hint = (
+                ""
+                if tensor.is_nested
+                else " (dequantize() makes one)"
+                if tensor.is_quantized
+                else " (to_dense() makes one)"
+            )
+            raise ParamTypeError(f"{name}: expected a dense tensor{hint}, got {kind} tensor", operator=operator)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from torch.autograd import Function
@@ -19,13 +18,11 @@ from ..errors import AscendGradError, BackendUnavailableError, rename
 from ..parallel.agreement import Attempt
 from ..parallel.engines import collectives
 from . import operators
-from .tensors import itself, to_array, to_tensor, without_gradient
+from .tensors import optional
 
 _T = TypeVar("_T")
 
 _NAME = operators.LINEAR
-
-_numbers = itertools.count()
 
 #: Names for the arguments of `parallel.linear_cross_entropy` in errors of the functions for tensors.
 _ARGUMENTS = {
@@ -67,7 +64,7 @@ class VocabularyShard:
                     raise BackendUnavailableError(message, operator=_NAME)
 
         self.run(_NAME, check)
-        number = next(_numbers)
+        number = id(self)
         operators.SHARDS[number] = self
         return operators.apply(function, *problem._replace(shard=number))
 
@@ -78,24 +75,13 @@ class VocabularyShard:
 
         With `of_outputs`, the gradients of the loss and its outputs are added. Statistics are computed again.
         """
-        on_npu = problem.input.device.type == "npu"
-        array_of, tensor_of = (without_gradient, itself) if on_npu else (to_array, to_tensor)
-
-        def check() -> tuple[Any, dict[str, Any]]:
-            """Check the tensors, and return upstream gradient and options as arguments of the function over ranks."""
-            tensors = (problem.input, "input"), (problem.weight, "linear_weight"), (problem.target, "target")
-            for tensor, name in tensors:
-                array_of(tensor, name, _NAME)
-            options = operators.options_of(array_of, problem)
-            upstream = operators.upstream(array_of, problem.grad_loss, problem.reduction)
-            if of_outputs is not None:
-                upstream = 0.0 if upstream is None else upstream
-                for name in ("grad_lse", "grad_log_prob", "grad_entropy"):
-                    tensor = getattr(of_outputs, name)
-                    options[name] = None if tensor is None else array_of(tensor, name, _NAME)
-            return upstream, options
-
-        upstream, options = self.run(_NAME, check)
+        problem = operators.with_numbers(problem)
+        options = operators.options_of(problem)
+        upstream = operators.upstream(problem.grad_loss, problem.reduction)
+        if of_outputs is not None:
+            upstream = 0.0 if upstream is None else upstream
+            for name in ("grad_lse", "grad_log_prob", "grad_entropy"):
+                options[name] = optional(getattr(of_outputs, name))
         function = partial(
             parallel.linear_cross_entropy,
             comm=collectives(self.group, "group", _NAME),
@@ -103,9 +89,7 @@ class VocabularyShard:
             vocab_size=self.vocab_size,
         )
         try:
-            return operators.loss_of(
-                function, array_of, tensor_of, problem, upstream, outputs=tuple(problem.outputs), **options
-            )
+            return operators.loss_of(function, problem, upstream, outputs=tuple(problem.outputs), **options)
         except AscendGradError as error:
             rename(error, _NAME, _ARGUMENTS)
             raise

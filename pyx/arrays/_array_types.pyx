@@ -13,14 +13,28 @@ cimport cython
 cimport numpy as cnp
 from cpython.dict cimport PyDict_GetItemWithError
 from cpython.object cimport PyObject
+from cpython.pycapsule cimport PyCapsule_New
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport int32_t, int64_t, uintptr_t
 
 from ascend_grad cimport _dlpack, _memory
 
 from ._dlpack import OtherDeviceError
+from ._dtypes import BFLOAT16
 from .arrays import AbstractDeviceArray
 from .errors import BackendUnavailableError, ParamTypeError
 
 cnp.import_array()
+
+cdef extern from "numpy/arrayobject.h":
+    object PyArray_NewFromDescr(
+        type subtype, cnp.dtype descr, int nd, const cnp.npy_intp *dims, const cnp.npy_intp *strides, void *data,
+        int flags, object obj
+    )
+    int PyArray_SetBaseObject(cnp.ndarray arr, object base) except -1
+
+cdef enum:
+    MAX_RANK = 64  # most dimensions of a NumPy array
 
 
 cdef class ArrayType:
@@ -104,6 +118,105 @@ cdef class DLPackType(ArrayType):
         return self.from_dlpack(exported)
 
 
+# ---- memory of torch -------------------------------------------------------------------------------------------------
+
+# Functions of torch's stable C interface (``torch/csrc/inductor/aoti_torch/c/shim.h``). They allocate without torch's
+# dispatcher, so that no mode, transform or tracer sees the allocation. They return 0 if they succeed.
+ctypedef int32_t (*EmptyStrided)(
+    int64_t ndim, const int64_t *shape, const int64_t *strides, int32_t dtype, int32_t device_type,
+    int32_t device_index, void **result
+) noexcept
+ctypedef int32_t (*GetDataPtr)(void *handle, void **result) noexcept
+
+cdef EmptyStrided empty_strided = NULL  # or NULL if this torch has no such interface
+cdef GetDataPtr get_data_ptr = NULL
+cdef object tensor_of_handle = None  # the function that makes a handle a tensor
+
+cdef enum:  # numbers of c10::ScalarType and c10::DeviceType
+    TORCH_UINT8 = 0
+    TORCH_INT32 = 3
+    TORCH_INT64 = 4
+    TORCH_FLOAT16 = 5
+    TORCH_FLOAT32 = 6
+    TORCH_FLOAT64 = 7
+    TORCH_BFLOAT16 = 15
+    TORCH_CPU = 0
+
+cdef object torch_tensor = None  # torch's class
+cdef int _bfloat16_number = BFLOAT16.num
+
+
+cdef int find_torch_allocation(object torch) except -1:
+    """Look up the functions that allocate tensors, once. Results are in NumPy's memory if torch lacks one of them."""
+    global empty_strided, get_data_ptr, tensor_of_handle, torch_tensor
+    if empty_strided != NULL:
+        return 0
+    import ctypes  # torch has imported it
+    try:
+        library = ctypes.CDLL(torch._C.__file__)
+        addresses = [
+            ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+            for name in ("aoti_torch_empty_strided", "aoti_torch_get_data_ptr")
+        ]
+        tensor_of_handle = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr
+    except (AttributeError, OSError):
+        return 0
+    torch_tensor = torch.Tensor
+    get_data_ptr = <GetDataPtr><uintptr_t>addresses[1]
+    empty_strided = <EmptyStrided><uintptr_t>addresses[0]
+    return 0
+
+
+cdef int32_t torch_dtype(cnp.dtype dtype) noexcept:
+    """Return torch's number of a result's dtype, or -1."""
+    cdef int number = dtype.num
+    if number == cnp.NPY_FLOAT32:
+        return TORCH_FLOAT32
+    if number == cnp.NPY_FLOAT64:
+        return TORCH_FLOAT64
+    if number == cnp.NPY_FLOAT16:
+        return TORCH_FLOAT16
+    if number == _bfloat16_number:
+        return TORCH_BFLOAT16
+    if number == cnp.NPY_INT64:
+        return TORCH_INT64
+    if number == cnp.NPY_INT32:
+        return TORCH_INT32
+    return TORCH_UINT8 if number == cnp.NPY_UINT8 else -1
+
+
+cdef cnp.ndarray tensor_memory(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype, int32_t number):
+    """Return an array over the memory of a new tensor, which is the array's base."""
+    cdef int64_t[MAX_RANK] strides
+    cdef int64_t count = 1
+    cdef void *handle = NULL
+    cdef void *data = NULL
+    cdef int axis
+    for axis in range(ndim - 1, -1, -1):
+        strides[axis] = count
+        if count > _memory.SIZE_LIMIT // dtype.itemsize // max(shape[axis], 1):
+            return _memory.empty(ndim, shape, dtype)  # is empty, or raises
+        count *= max(shape[axis], 1)
+    if empty_strided(ndim, <const int64_t *>shape, strides, number, TORCH_CPU, 0, &handle):
+        raise MemoryError(f"torch cannot allocate {count * dtype.itemsize} bytes for a result")
+    get_data_ptr(handle, &data)
+    tensor = tensor_of_handle(PyCapsule_New(handle, NULL, NULL))
+    _memory.advise_huge_pages(<char *>data, count * dtype.itemsize if data != NULL else 0)
+    Py_INCREF(dtype)  # the next calls steal these references
+    cdef cnp.ndarray array = PyArray_NewFromDescr(
+        cnp.ndarray, dtype, ndim, shape, NULL, data, cnp.NPY_ARRAY_CARRAY, None
+    )
+    Py_INCREF(tensor)
+    PyArray_SetBaseObject(array, tensor)
+    return array
+
+
+cdef object tensor_under(cnp.ndarray array):
+    """Return the tensor whose memory an array by `tensor_memory` has, or None."""
+    base = None if array.base == NULL else <object>array.base
+    return base if torch_tensor is not None and isinstance(base, torch_tensor) else None
+
+
 @cython.final
 cdef class TorchType(DLPackType):
     """A class of torch's tensors.
@@ -114,12 +227,14 @@ cdef class TorchType(DLPackType):
     def __init__(self, object kind):
         torch = sys.modules["torch"]
         self.library, self.from_dlpack = "torch", torch.from_dlpack
+        find_torch_allocation(torch)
         self.overriding, self.is_neg = own_arithmetic(kind, torch.Tensor), torch.Tensor.is_neg
         self.increment_version = torch.autograd.graph.increment_version
 
     cdef int check(self, object value, str name, str operator) except -1:
         if self.overriding is not None:
-            refuse(name, operator, "a tensor that computes as torch.Tensor does", self.overriding)
+            hint = " (to_local() or full_tensor() makes one)" if hasattr(value, "full_tensor") else ""
+            refuse(name, operator, f"a tensor that computes as torch.Tensor does{hint}", self.overriding)
         if value.requires_grad:
             expected = "a tensor that does not require grad (ascend_grad.torch takes those, detach() drops it)"
             refuse(name, operator, expected, "one that does")
@@ -131,6 +246,24 @@ cdef class TorchType(DLPackType):
     cdef cnp.ndarray read(self, object value):
         # Memory of tensors may be written, although torch's capsules before DLPack 1.0 do not say it.
         return _dlpack.array_of(value, True) if self.api == NULL else _dlpack.array_through(self.api, value)
+
+    cdef cnp.ndarray empty(self, int ndim, const cnp.npy_intp *shape, cnp.dtype dtype):
+        """Return a new array in memory of a tensor, since torch resizes and frees storages with its own memory only."""
+        cdef int32_t number = torch_dtype(dtype)
+        if empty_strided == NULL or number < 0:
+            return _memory.empty(ndim, shape, dtype)
+        return tensor_memory(ndim, shape, dtype, number)
+
+    cdef object own(self, cnp.ndarray array):
+        cdef cnp.ndarray copy
+        tensor = tensor_under(array)
+        if tensor is None:  # not from `empty`
+            copy = self.empty(cnp.PyArray_NDIM(array), cnp.PyArray_DIMS(array), array.dtype)
+            tensor = tensor_under(copy)
+            if tensor is None:
+                return DLPackType.own(self, array)
+            _memory.copy_into(copy, array)
+        return tensor
 
     cdef object view_on_device(self, object value, object error, str name, str operator):
         return device_tensor(value, name, operator)

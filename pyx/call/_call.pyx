@@ -351,6 +351,16 @@ cdef class Call:
         other.values = [by_name[name] for name in self.operator.parameters]
         return other
 
+    def empty(self, tuple shape, cnp.dtype dtype):
+        """Return a new array, of at most 8 dimensions, that `in_library` converts without a copy."""
+        cdef cnp.npy_intp[8] lengths
+        cdef int axis, rank = <int>len(shape)
+        if rank > 8:
+            raise ValueError(f"expected at most 8 dimensions, got {rank}")
+        for axis in range(rank):
+            lengths[axis] = shape[axis]
+        return (NUMPY if self.kind is None else self.kind).empty(rank, lengths, dtype)
+
     def in_library(self, results):
         """Return results that were computed from a validated call as arrays of the library of its arrays."""
         return [result_in_library(self, each, None) for each in results]

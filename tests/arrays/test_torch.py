@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from linear_samples import GRADIENT, LINEAR, LOSS, STATISTICS, WHOLE, problem_of
 from samples import BFLOAT16, DTYPES, assert_identical, random_problem
+from torch._subclasses import FakeTensorMode
 
 import ascend_grad as ag
 
@@ -107,6 +108,49 @@ def test_parameters_without_grad_and_other_plain_classes():
     x = torch.zeros(2, 4)
     for value in (torch.nn.Parameter(x, requires_grad=False), torch.nn.Buffer(x), x.as_subclass(Noted), x.detach()):
         assert type(ag.softmax(value)) is torch.Tensor
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_can_be_resized(dtype):
+    """No call changes a property of its arguments, and torch can free and resize the memory of results."""
+    x, weight, target, out = (
+        torch.randn(4, 6).to(dtype),
+        torch.randn(5, 6).to(dtype),
+        torch.arange(4),
+        torch.empty(4, 6),
+    )
+    found = ag.linear_cross_entropy(x, weight, target, outputs=("lse", "predicted"))
+    with ag.use_backend("reference"):
+        of_reference = ag.softmax(x)
+    of_statistics = ag.fused_linear_online_max_sum(x, weight, target, 0, 5)
+    results = ag.softmax(x), ag.softmax(x.float(), out=out), of_reference, *found[:3], *of_statistics[:5]
+    for tensor in (x, weight, target, *results, found.lse, found.predicted):
+        right = tensor.clone()
+        storage = tensor.untyped_storage()
+        size = storage.nbytes()
+        storage.resize_(0)
+        storage.resize_(size)
+        tensor.copy_(right)
+        assert torch.equal(tensor, right)
+
+
+def test_results_of_any_size():
+    for shape in ((), (0,), (3, 0), (1,), (9, 1 << 20)):  # the last one has huge pages
+        x = torch.full(shape, 0.5)
+        result = ag.softmax(x)
+        torch.testing.assert_close(result, torch.softmax(x, -1))
+        assert result.is_contiguous()
+    with pytest.raises(MemoryError, match="cannot allocate a result of shape"):
+        ag.softmax(torch.zeros(1).expand(1 << 28, 1 << 28))
+
+
+def test_torch_does_not_observe_the_memory_of_results():
+    """A mode or a tracer would make the allocation part of what it records or replaces."""
+    x = torch.zeros(2, 4)
+    with FakeTensorMode(), torch.device("meta"), torch.inference_mode():
+        result = ag.softmax(x)
+    for each in (result, torch.func.grad(lambda y: (y * ag.softmax(x)).sum())(x)):
+        assert torch.equal(each, torch.full((2, 4), 0.25))
 
 
 def test_modes_of_torch():
@@ -227,8 +271,6 @@ def test_other_devices():
 
 
 def test_classes_with_their_own_arithmetic():
-    from torch._subclasses import FakeTensorMode
-
     class Own(torch.Tensor):
         @classmethod
         def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -312,6 +354,8 @@ def test_memory_is_shared_and_stays():
 CALLS = """
 import gc, resource, sys
 import torch
+from torch._subclasses import FakeTensorMode
+
 import ascend_grad as ag
 x, y, out = torch.zeros(64, 128), torch.zeros(64, 128), torch.zeros(64, 128)
 

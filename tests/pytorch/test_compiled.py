@@ -17,6 +17,7 @@ from torch._inductor.exc import InvalidCxxCompiler
 from torch_cases import CASES, case, step
 from torch_oracles import linear_cross_entropy
 
+import ascend_grad as ag
 import ascend_grad.torch as agt
 
 #: The warnings come from torch's tracing of a `torch.autograd.Function`, and from the first import of Inductor.
@@ -108,6 +109,69 @@ def test_no_graph_for_each_size(name: str, dynamic: bool | None, limit: int):
     for rows in (4, 5, 6, 9):
         check(compiled, *sized(name, rows))
     assert graphs() <= limit
+
+
+#: Values of options that change from step to step. The default is not among them, as it is a graph of its own.
+CHANGING = {
+    "denominator": [3.5, 4.5, 6.25],
+    "denominator as an int": [3, 5, 8],
+    "temperature": [0.5, 0.75, 2.0],
+    "label_smoothing": [0.1, 0.2, 0.3],
+    "lse_square_scale": [0.1, 0.2, 0.3],
+    "ignore_index": [-1, 6, -7],
+    "num_threads": [4, 2, 3],
+}
+
+#: The same for options of `linear_cross_entropy` alone.
+CHANGING_LINEAR = CHANGING | {
+    "logit_scale": [0.5, 0.75, 2.0],
+    "softcap": [3.0, 4.0, 5.0],
+    "filter_eps": [1e-6, 2e-6, 3e-6],
+}
+
+LOSSES = {
+    "linear": lambda x, w, **options: agt.linear_cross_entropy(x, w, TARGET.clamp(min=0), **options),
+    "logits": lambda x, w, **options: agt.cross_entropy(x @ w.T, TARGET.clamp(min=0), **options),
+}
+
+
+@pytest.mark.parametrize("outputs", [(), ("entropy",)], ids=["loss", "entropy"])
+@pytest.mark.parametrize(
+    ("loss", "option"), [*(("linear", name) for name in CHANGING_LINEAR), *(("logits", name) for name in CHANGING)]
+)
+def test_no_graph_for_each_value_of_an_option(loss: str, option: str, outputs: tuple[str, ...]):
+    """One graph serves the first value of a number, and a second graph all others."""
+    name = option.partition(" ")[0]
+    backend = CompileCounterWithBackend("aot_eager")
+
+    def function(x, w, value):
+        found = LOSSES[loss](x, w, **{name: value}, outputs=outputs)
+        return found.loss + found.entropy.sum() if outputs else found
+
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
+    leaves = [torch.randn(4, 3), torch.randn(7, 3)]
+    for value in CHANGING_LINEAR[option]:
+        check(compiled, function, leaves, [value])
+    assert backend.frame_count == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_one_graph_for_options_that_are_tensors(loss: str, dtype: torch.dtype):
+    function = lambda x, w, denominator: LOSSES[loss](x, w, denominator=denominator)  # noqa: E731
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    leaves = [torch.randn(4, 3), torch.randn(7, 3)]
+    for value in (3, 5, 8):
+        check(compiled, function, leaves, [torch.tensor(value, dtype=dtype)])
+    assert graphs() == 1
+
+
+def test_options_that_are_no_numbers():
+    x, w = torch.randn(4, 3), torch.randn(7, 3)
+    for loss in LOSSES.values():
+        for value in (torch.ones(2), torch.tensor(True), torch.tensor(2.0, requires_grad=True)):
+            with pytest.raises(ag.ParamTypeError, match="denominator: expected a real number, got"):
+                torch.vmap(lambda x, f=loss, d=value: f(x, w, denominator=d + 0 * x.sum()))(x[None])
 
 
 # While tracing, torch reads `.grad` of a tensor that is not a leaf, and warns.

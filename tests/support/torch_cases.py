@@ -18,8 +18,8 @@ CLASS_WEIGHT = torch.arange(7.0)
 def loss_arguments(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, **given: object) -> Loss:
     """Return the arguments of the operator `linear_cross_entropy`: without options, except for those that are given."""
     arguments = Loss(
-        x, w, target, None, None, None, None, None, None, "mean", -100, False, False, False, 0.0, 0.0, 1.0, None, 1.0,
-        None, [], 0.0, None, None
+        x, w, target, None, None, None, None, None, None, None, "mean", -100, False, False, False, 0.0, 0.0, 1.0, None,
+        1.0, None, [], 0.0, None, None
     )  # fmt: skip
     return arguments._replace(**given)
 
