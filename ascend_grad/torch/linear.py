@@ -429,7 +429,7 @@ def summed_loss(
     found = unrounded_loss(input, linear_weight, target, "sum", ignore_index, changed, **keywords)
     squares = options.lse_square_scale * cast(torch.Tensor, found.lse) ** 2 * of_square
     counted = _are_counted(target, ignore_index, options)
-    return found._replace(loss=found.loss + torch.where(counted, squares, 0).sum())
+    return found._replace(loss=found.loss + torch.where(counted, squares, 0).sum().to(found.loss.dtype))
 
 
 def _are_counted(target: torch.Tensor, ignore_index: int, options: Options) -> torch.Tensor:
@@ -455,8 +455,10 @@ def _loss_of_positions(
     Positions are computed one after another. A mean is divided by the weights of the rows at all positions.
     """
     checked(shard, partial(_check_positions, input, linear_weight, target, reduction, options, shard))
-    ignore_index, filter_eps, num_threads = _as_numbers(_NAME, ignore_index, filter_eps, num_threads)
-    options = _converted(_NAME, options)
+    ignore_index, num_threads = _as_integers(_NAME, ignore_index, num_threads)
+    numbers_checked, _, numbers = _converted(_NAME, options, filter_eps)
+    if numbers is None:  # otherwise torch traces numbers, which the calls for the positions convert
+        options = numbers_checked
     shape = target.shape if options.target_prob is None else target.shape[:-1]
 
     def of_positions(tensor: torch.Tensor, after: int = 0) -> Sequence[torch.Tensor]:
@@ -507,7 +509,8 @@ def _mean_factors(
     The factors are the same tensor if their divisors are equal. They are 0 if the divisor is.
     """
     counted = _are_counted(target, ignore_index, options)
-    factors = counted.to(operators.accumulator(input))
+    # Devices lack float64.
+    factors = counted.to(torch.float64 if input.device.type == "cpu" else operators.accumulator(input))
     if options.token_weight is not None:
         factors = torch.where(counted, options.token_weight.to(factors.dtype), 0)
     if options.denominator is not None:
