@@ -15,7 +15,7 @@ from ..errors import AscendGradError, ParamInvalidError, rename
 from . import operators
 from .gradients import scaled, second_order_error, without_second_order
 from .outputs import Computed, LossOutputs, check_outputs, requested
-from .tensors import are_plain, check_tensors, detached, optional
+from .tensors import are_plain, check_tensors, detached, optional, refuse_jit_trace
 
 if TYPE_CHECKING:
     from ..option_types import LossOptions, Outputs
@@ -101,7 +101,7 @@ operators.register(_NAME, _SCHEMA, _compute, _fake, operators.one_after_another)
 def _loss(*arguments: Any) -> tuple[torch.Tensor, ...]:
     """Compute `_Loss`. torch's dispatcher is used only if `are_plain` is False."""
     if not are_plain(arguments):
-        return operators.call_registered(_NAME, *arguments)
+        return torch.ops.ascend_grad.cross_entropy(*arguments)
     return _compute(*arguments)
 
 
@@ -364,6 +364,7 @@ def unrounded_loss(
     if isinstance(temperature, torch.Tensor):
         options["temperature"] = temperature
     given = {name: each for name, each in options.items() if each is not None}
+    refuse_jit_trace(operator)
     check_tensors(operator, **{input_name: input}, target=target, **given)
     if target.is_floating_point():
         hint = "target_prob takes the probabilities of some classes"

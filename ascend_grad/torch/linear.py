@@ -14,7 +14,7 @@ from ..errors import AscendGradError, ParamInvalidError, ParamTypeError, rename
 from . import operators
 from .gradients import scaled, second_order_error, without_second_order
 from .outputs import Computed, LossOutputs, check_outputs, computed_outputs, no_lse_error, requested, statistics
-from .tensors import check_tensors
+from .tensors import check_tensors, refuse_jit_trace
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -617,6 +617,7 @@ def _check_arguments(
     options: Options,
 ) -> None:
     operator = names.operator
+    refuse_jit_trace(operator)
     check_tensors(operator, **{names.input: input, names.weight: linear_weight, names.target: target})
     tensors = {
         names.bias: options.linear_bias,

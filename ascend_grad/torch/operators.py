@@ -85,14 +85,6 @@ def apply(function: type[Function], *arguments: Any) -> Any:
     return function.forward(*arguments)
 
 
-def call_registered(name: str, *arguments: Any) -> tuple[torch.Tensor, ...]:
-    """Compute a registered operator of a loss."""
-    if not torch.compiler.is_compiling() and torch.jit.is_tracing():  # it has no lists of strings
-        message = "torch.jit.trace cannot record losses (torch.export and torch.compile can)"
-        raise NotImplementedError(f"{name}: {message}")
-    return getattr(torch.ops.ascend_grad, name)(*arguments)
-
-
 # -- row-wise operators --
 
 
@@ -476,12 +468,12 @@ register_flops(_BACKWARD, _loss_backward_flops)
 def loss(*arguments: Any) -> tuple[torch.Tensor, ...]:
     """Compute `Loss`. torch's dispatcher is used only if `are_plain` is False."""
     if not are_plain(arguments):
-        return call_registered(LINEAR, *arguments)
+        return torch.ops.ascend_grad.linear_cross_entropy(*arguments)
     return _linear_cross_entropy(*arguments)
 
 
 def loss_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
     """Compute the gradients of `Loss` and its outputs for `OutputGradients`, like `loss`."""
     if not are_plain(arguments):
-        return call_registered(_BACKWARD, *arguments)
+        return torch.ops.ascend_grad.linear_cross_entropy_backward(*arguments)
     return _linear_cross_entropy_backward(*arguments)

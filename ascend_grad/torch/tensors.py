@@ -63,6 +63,13 @@ def are_readable(tensors: Iterable[torch.Tensor]) -> bool:
     return not is_observed() and all(not each.is_meta and _is_memory(each) for each in tensors)
 
 
+def refuse_jit_trace(operator: str) -> None:
+    """Refuse `torch.jit.trace`, whose graphs have no lists of strings, which losses take."""
+    if not torch.compiler.is_compiling() and torch.jit.is_tracing():
+        message = "torch.jit.trace cannot record losses (torch.export and torch.compile can)"
+        raise NotImplementedError(f"{operator}: {message}")
+
+
 def check_tensors(operator: str, **tensors: object) -> None:
     """Refuse arguments that are not dense tensors on one device: the CPU or an Ascend NPU.
 
@@ -87,11 +94,6 @@ def check_tensors(operator: str, **tensors: object) -> None:
             raise ParamTypeError(f"{name}: expected {expected}, got one on {device}", operator=operator)
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
             kind = "a nested" if tensor.is_nested else "a quantized" if tensor.is_quantized else f"a {tensor.layout}"
-            hint = (
-                ""
-                if tensor.is_nested
-                else " (dequantize() makes one)"
-                if tensor.is_quantized
-                else " (to_dense() makes one)"
-            )
+            conversion = "dequantize" if tensor.is_quantized else "to_dense"
+            hint = "" if tensor.is_nested else f" ({conversion}() makes one)"
             raise ParamTypeError(f"{name}: expected a dense tensor{hint}, got {kind} tensor", operator=operator)
