@@ -162,7 +162,7 @@ def test_kinds_of_values(kind, dtype, cpu_engines):
         check(cpu_engines(), problem_of(TOP_K, shape, dtype, kind=kind, k=20))
 
 
-@pytest.mark.parametrize("temperature", [0.05, 0.7, 3, np.float32(10), 1e-30, 1e30])
+@pytest.mark.parametrize("temperature", [0.05, 0.7, 3, np.float32(10), 1e-18, 1e18])
 def test_temperature(temperature, dtype, cpu_engines):
     for shape in ((5, 700, 40), (70, 300, 40)):
         problem = problem_of(TOP_K, shape, dtype, k=20, temperature=float(temperature))
@@ -171,7 +171,7 @@ def test_temperature(temperature, dtype, cpu_engines):
 
 def test_extreme_temperatures_count_as_the_nearest(backend):
     x, w = np.eye(3), np.arange(12.0).reshape(4, 3)
-    for extreme, limit in ((5e-324, 2.0**-126), (1e308, 2.0**126)):
+    for extreme, limit in ((5e-324, 2.0**-500), (1e308, 2.0**500)):
         given, right = (ag.linear_top_k(x, w, 4, temperature=each, backend=backend) for each in (extreme, limit))
         for result, same in zip(given, right, strict=True):
             assert_identical(result, same)
