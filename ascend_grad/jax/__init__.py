@@ -12,7 +12,7 @@ import jax
 if not hasattr(jax, "enable_x64"):  # older JAX would round results of float64
     raise ImportError(f"ascend_grad.jax needs JAX 0.8 or newer, found {jax.__version__}")
 
-from .. import _xla_frame, _xla_losses  # noqa: F401  (see ascend_grad._compiled)
+from .. import _xla_frame, _xla_losses  # type: ignore[attr-defined]  # noqa: F401  (see ascend_grad._compiled)
 from .cross_entropy import cross_entropy
 from .linear import linear_cross_entropy
 from .losses import LossOutputs

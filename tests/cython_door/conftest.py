@@ -48,10 +48,10 @@ def build(folder: Path, setup: str, **sources: str) -> Callable[[str], ModuleTyp
     return imported
 
 
-def built_like_heads(name: str, tmp_path_factory) -> ModuleType:
+def built_like_heads(name: str, tmp_path_factory, language: str = "c") -> ModuleType:
     """Build a module of this folder as the page builds its module."""
     (setup,) = blocks("python")
-    source = (HERE / f"{name}.pyx").read_text()
+    source = f"# distutils: language = {language}\n" + (HERE / f"{name}.pyx").read_text()
     return build(tmp_path_factory.mktemp(name), setup.replace("heads", name), **{name: source})(name)
 
 
@@ -72,3 +72,15 @@ def calls(tmp_path_factory) -> ModuleType:
 def linear_calls(tmp_path_factory) -> ModuleType:
     """Build the module with calls of the linear operators."""
     return built_like_heads("linear_calls", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def calls_in_cpp(tmp_path_factory) -> ModuleType:
+    """Build the first of these modules as C++."""
+    return built_like_heads("calls", tmp_path_factory, "c++")
+
+
+@pytest.fixture(scope="session")
+def linear_calls_in_cpp(tmp_path_factory) -> ModuleType:
+    """Build the second of these modules as C++."""
+    return built_like_heads("linear_calls", tmp_path_factory, "c++")

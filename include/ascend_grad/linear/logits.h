@@ -30,7 +30,7 @@ AG_INLINE double K(inner_factor)(const ag_linear_block *b) { return b->transform
 /* Transform n products of row i, from vocabulary entry `first` of the block on, to logits. Rows are padded to whole vectors. */
 static void K(transform_row)(const ag_linear_block *b, ptrdiff_t i, ptrdiff_t first, ptrdiff_t n, acc_t *row)
 {
-    const acc_t *bias = b->transform.bias;
+    const acc_t *bias = (const acc_t *)b->transform.bias;
     const int is_capped = b->transform.softcap > 0;
     const V outer = V_(set1)((acc_t)K(outer_factor)(b, i)), inner = V_(set1)((acc_t)(is_capped ? K(inner_factor)(b) : 1));
     for (ptrdiff_t c = 0; c < n; c += VL) {
@@ -69,7 +69,7 @@ static AG_UNUSED double K(rest_of_row)(const acc_t *row, ptrdiff_t n, acc_t max,
 static void K(more_of_row)(const ag_linear_block *b, const acc_t *row, ptrdiff_t first, ptrdiff_t n, acc_t max, acc_t before,
                            ag_more *to)
 {
-    const acc_t *class_weight = b->gradient.class_weight;
+    const acc_t *class_weight = (const acc_t *)b->gradient.class_weight;
     const V shift = V_(set1)(max == (acc_t)-INFINITY ? 0 : max), zero = {0};
     to->moment = to->deficit = to->weight = 0;
     for (ptrdiff_t c = 0; b->statistics.with_moments && c < n;) {
@@ -114,7 +114,7 @@ AG_INLINE acc_t K(minus_one)(const ag_linear_block *b, ptrdiff_t i, acc_t p)
 static void K(general_gradient)(const ag_linear_block *b, ptrdiff_t i, ptrdiff_t first, ptrdiff_t n, acc_t *row)
 {
     const ag_loss_row *of_row = b->rows + b->chunk.row_numbers[i];
-    const acc_t *class_weight = b->gradient.class_weight;
+    const acc_t *class_weight = (const acc_t *)b->gradient.class_weight;
     const int is_capped = b->transform.softcap > 0, is_smoothed = of_row->s != 0, with_entropy = of_row->b != 0;
     const double outer = b->transform.is_needed ? K(outer_factor)(b, i) : 1;
     const double slope = (is_capped ? outer * K(inner_factor)(b) : outer) / of_row->power;

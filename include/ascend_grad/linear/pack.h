@@ -28,7 +28,7 @@ static const char *K(fetch)(const ag_matrix *from, int64_t row, ptrdiff_t first,
             for (; i + VL <= n; i += VL) v_f32_store(to + i, v_f16_load(source + 2 * i));
             if (i < n) v_f32_store_partial(to + i, v_f16_load_partial(source + 2 * i, n - i), n - i);
         }
-        return buffer;
+        return (const char *)to;
     }
 #endif
     return source;
@@ -228,7 +228,7 @@ static void K(pack_columns)(void *to, const ag_matrix *from, const int64_t *rows
                             ptrdiff_t first, ptrdiff_t n)
 {
     const ptrdiff_t width = (n + VL - 1) / VL * VL;
-    elem_t *target = to;
+    elem_t *target = (elem_t *)to;
     char buffer[PAIR][AG_FETCH * sizeof(acc_t)];
     for (ptrdiff_t k = 0; k < count; k += PAIR, target += width) {
         const char *source = K(row)(from, rows ? rows[k] : start + k, first, n, buffer[0]);

@@ -113,7 +113,7 @@ static void K(tile_to_max_sum)(const ag_linear_block *b, const void *tile, void 
 /* Transform a transposed tile of products to logits. */
 static void K(columns_to_logits)(const ag_linear_block *b, void *tile)
 {
-    const acc_t *bias = b->transform.bias;
+    const acc_t *bias = (const acc_t *)b->transform.bias;
     const int is_capped = b->transform.softcap > 0;
     const V inner = V_(set1)((acc_t)(is_capped ? K(inner_factor)(b) : 1));
     for (ptrdiff_t i = 0; i < b->chunk.rows; i += VL) {
@@ -152,7 +152,7 @@ static void K(columns_to_gradient)(const ag_linear_block *b, void *to)
 {
     const ag_rows softmax = {b->gradient.softmax, b->chunk.row_numbers, 0, b->chunk.rows};
     char buffer[4096];
-    acc_t *tile = to;
+    acc_t *tile = (acc_t *)to;
     if (b->gradient.is_general) {
         K(columns_to_general_gradient)(b, tile);
         return;
@@ -190,7 +190,7 @@ static void K(columns_to_gradient)(const ag_linear_block *b, void *to)
 /* Compute the maximum and the sum of exponentials of every row, complete since the tile holds all vocabulary entries. */
 static void K(columns_to_max_sum)(const ag_linear_block *b, const void *from, void *max, double *sum)
 {
-    const acc_t *tile = from, *end = tile + b->vocab.size * b->tile_pitch;
+    const acc_t *tile = (const acc_t *)from, *end = tile + b->vocab.size * b->tile_pitch;
     for (ptrdiff_t i = 0; i < b->chunk.rows; i += VL) {
         const ptrdiff_t left = b->chunk.rows - i < VL ? b->chunk.rows - i : VL;
         acc_t sums[VL];

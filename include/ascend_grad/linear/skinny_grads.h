@@ -117,7 +117,7 @@ static void K(sum_rows)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t f
                         ptrdiff_t pitch, void *sums, ptrdiff_t sums_pitch, int add)
 {
     if (n <= K(THIN)) {
-        K(sum_columns)(resident, streamed, first, n, p, pitch, sums, sums_pitch, add);
+        K(sum_columns)(resident, streamed, first, n, (const acc_t *)p, pitch, (acc_t *)sums, sums_pitch, add);
         return;
     }
     AG_BY_DTYPE(streamed->matrix.dtype, K(sum_rows_of), resident, streamed, first, n, (const acc_t *)p, pitch, (acc_t *)sums,
@@ -274,7 +274,7 @@ static void K(write_rows)(ag_variant variant, const ag_rows *resident, const ag_
     char buffer[AG_MAX_UNPACKED_ROWS * K(SHORT) * sizeof(acc_t) + AG_TERMS * K(PADDING)], results[K(NARROW)][4096], rounded[4096];
     const char *rows[AG_TERMS];
     if (n <= K(THIN) && s_stride == 1 && to->count <= AG_MAX_STREAMED_STEP) {
-        K(write_columns)(variant, resident, to, first, n, p, r_stride);
+        K(write_columns)(variant, resident, to, first, n, (const acc_t *)p, r_stride);
         return;
     }
     for (ptrdiff_t done = 0; done < n; done += most) {

@@ -90,7 +90,7 @@ static void K(merge_max_sum)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t 
         const ptrdiff_t count = row_end - i < VL ? row_end - i : VL;
         const int64_t *numbers = b->chunk.row_numbers + i;
         const acc_t *max = (const acc_t *)b->packed.panel_max + i, *sum = (const acc_t *)b->packed.panel_sum + i;
-        acc_t *running_max = b->statistics.max;
+        acc_t *running_max = (acc_t *)b->statistics.max;
         acc_t before[VL] = {0}, factor_before[VL];
         double total[VL] = {0}, compensation[VL] = {0}, rest[VL] = {0}; /* rest: the sum without the holder */
         for (ptrdiff_t l = 0; l < count; l++) before[l] = running_max[numbers[l]];
@@ -240,9 +240,9 @@ static void K(weight_grad)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t 
 {
     const ptrdiff_t rows = K(padded_rows)(b), n = K(elements)(b->chunk.rows), tiles = rows / MR;
 #if AG_IS_DOT
-    const elem_t *p = b->packed.p_pairs;
+    const elem_t *p = (const elem_t *)b->packed.p_pairs;
 #else
-    const elem_t *p = b->packed.p;
+    const elem_t *p = (const elem_t *)b->packed.p;
 #endif
     acc_t tile[MR * NR] __attribute__((aligned(64))), part[MR * NR] __attribute__((aligned(64)));
     acc_t compensation[MR * NR] __attribute__((aligned(64)));
@@ -310,8 +310,8 @@ static void K(sum_p)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t panel_
 static void K(probabilities)(void *to, const void *logits, double max, double sum, ptrdiff_t n)
 {
     const V shift = V_(set1)((acc_t)max), divisor = V_(set1)((acc_t)sum);
-    const acc_t *from = logits;
-    acc_t *target = to;
+    const acc_t *from = (const acc_t *)logits;
+    acc_t *target = (acc_t *)to;
     for (ptrdiff_t c = 0; c < n; c += VL) {
         const ptrdiff_t left = n - c < VL ? n - c : VL;
         K(store_some)(target + c, V_(exp)(K(load_some)(from + c, left) - shift) / divisor, left);

@@ -48,6 +48,7 @@
 #ifndef ASCEND_GRAD_ROWWISE_H
 #define ASCEND_GRAD_ROWWISE_H
 
+#include <assert.h>
 #include <math.h>
 
 #include "../base.h"
@@ -106,7 +107,7 @@ static const ag_row_op_traits ag_row_ops[AG_ROW_SUM_COUNT] = {AG_FOREACH_ROW_OP(
 #undef AG_TRAITS
 
 #define AG_CHECK(op, name, direction, b, mask, has_columns)                                                            \
-    _Static_assert(!(has_columns) || (mask) == AG_NOT_READ, #name ": column kernels read no mask");
+    static_assert(!(has_columns) || (mask) == AG_NOT_READ, #name ": column kernels read no mask");
 AG_FOREACH_ROW_OP(AG_CHECK)
 #undef AG_CHECK
 

@@ -9,8 +9,8 @@
 
 /* Copy n elements. Callers pass constant steps where they can, as the compiler then vectorises the loop. */
 #define AG_DEFINE_COPY(size, type, bswap)                                                                              \
-    AG_INLINE void K(run_##size)(char *restrict to, ptrdiff_t to_step, const char *restrict from, ptrdiff_t from_step, \
-                                 ptrdiff_t n, int swapped)                                                             \
+    AG_INLINE void K(run_##size)(char *__restrict to, ptrdiff_t to_step, const char *__restrict from,                  \
+                                 ptrdiff_t from_step, ptrdiff_t n, int swapped)                                        \
     {                                                                                                                  \
         for (ptrdiff_t i = 0; i < n; i++) {                                                                            \
             type x;                                                                                                    \
@@ -67,7 +67,8 @@ AG_DEFINE_COPY(16, ag_u64_pair, )
 /* Transpose `lines` rows of n elements, both at least T: to[j][i] = from[i][j]. The last block of a row or column
  * overlaps the block before it. */
 #define AG_DEFINE_TRANSPOSE(size, type, T)                                                                             \
-    static AG_UNUSED void K(transpose_##size##_##T)(char *restrict to, ptrdiff_t to_row, const char *restrict from,    \
+    static AG_UNUSED void K(transpose_##size##_##T)(char *__restrict to, ptrdiff_t to_row,                             \
+                                                    const char *__restrict from,                                       \
                                                     ptrdiff_t from_row, ptrdiff_t lines, ptrdiff_t n)                  \
     {                                                                                                                  \
         typedef type v __attribute__((vector_size(T * size)));                                                         \
@@ -173,7 +174,7 @@ AG_DEFINE_NARROW(bf16)
 #undef AG_DEFINE_WIDEN
 #undef AG_DEFINE_NARROW
 
-static AG_UNUSED void K(narrow_f64_f32)(const double *restrict from, char *restrict to, ptrdiff_t n)
+static AG_UNUSED void K(narrow_f64_f32)(const double *__restrict from, char *__restrict to, ptrdiff_t n)
 {
     for (ptrdiff_t i = 0; i < n; i++) {
         const float x = (float)from[i];
@@ -181,7 +182,7 @@ static AG_UNUSED void K(narrow_f64_f32)(const double *restrict from, char *restr
     }
 }
 
-static AG_UNUSED void K(widen_f32_f64)(const float *restrict from, char *restrict to, ptrdiff_t n)
+static AG_UNUSED void K(widen_f32_f64)(const float *__restrict from, char *__restrict to, ptrdiff_t n)
 {
     for (ptrdiff_t i = 0; i < n; i++) {
         const double x = from[i];
