@@ -191,31 +191,6 @@ def test_worker_processes(method, first, tmp_path):
     subprocess.run(command, check=True, cwd=tmp_path, timeout=120)
 
 
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
-
-TORCH = """
-    import torch
-    a = torch.ones(1024, 2048)
-
-    def torch_team():
-        torch.set_num_threads(2)
-        torch.softmax(a, 0)
-"""
-
-
-@needs_torch
-@pytest.mark.parametrize("order", ["torch first", "torch last"])
-def test_a_fork_after_a_team_of_torch(order, run_script):
-    """PyTorch may share the OpenMP library, and so the team of a thread."""
-    run_script(f"""{TORCH + SETUP if order == "torch first" else SETUP + TORCH}
-    torch_team()
-    assert in_child(team) == 2
-    torch_team()
-    team()
-    assert in_child(lambda: in_child(team)) == 2
-    """)
-
-
 IMPORTED_BY_THE_CHILD = """
     import ctypes, os, signal
     import numpy as np
@@ -248,3 +223,26 @@ def test_an_import_after_a_fork_and_openmp(run_script):
     """The main thread of such a child has no team, as OpenMP may have had one before the fork. Other threads have."""
     before = "openmp = ctypes.CDLL('libgomp.so.1'); openmp.GOMP_parallel(openmp.omp_get_wtime, None, 2, 0)"
     run_script(IMPORTED_BY_THE_CHILD.format(before=before, threads=1))
+
+
+TORCH = """
+    import torch
+    a = torch.ones(1024, 2048)
+
+    def torch_team():
+        torch.set_num_threads(2)
+        torch.softmax(a, 0)
+"""
+
+if importlib.util.find_spec("torch"):  # elsewhere there is no such test
+
+    @pytest.mark.parametrize("order", ["torch first", "torch last"])
+    def test_a_fork_after_a_team_of_torch(order, run_script):
+        """PyTorch may share the OpenMP library, and so the team of a thread."""
+        run_script(f"""{TORCH + SETUP if order == "torch first" else SETUP + TORCH}
+    torch_team()
+    assert in_child(team) == 2
+    torch_team()
+    team()
+    assert in_child(lambda: in_child(team)) == 2
+        """)
