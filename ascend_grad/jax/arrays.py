@@ -34,7 +34,7 @@ def as_array(value: object, name: str, operator: str) -> jax.Array | None:
 def _stand_in(array: jax.Array, value: int) -> np.ndarray:
     """Return an array of the same shape and dtype, with one value, in no memory."""
     # Random keys have a dtype that NumPy lacks.
-    dtype = array.dtype if isinstance(array.dtype, np.dtype) else np.dtype(object)
+    dtype: Any = array.dtype if isinstance(array.dtype, np.dtype) else np.dtype(object)
     fits = dtype.kind not in "iu" or np.iinfo(dtype).min <= value <= np.iinfo(dtype).max
     return np.broadcast_to(np.array(value if fits else 0).astype(dtype), array.shape)
 

@@ -90,18 +90,18 @@ def compiled_call(
     @call.def_vmap
     def _(size: int, is_batched: Sequence[bool], *arrays: jax.Array) -> tuple[list, list]:
         first = next(each for each, flag in zip(arrays, is_batched) if flag)
-        arrays = [_replicated(each) for each in arrays]
+        replicated = [_replicated(each) for each in arrays]
         if takes_batches:
             wider = [jax.ShapeDtypeStruct((size, *each.shape), each.dtype) for each in specs]
-            arrays = [each if flag else jnp.expand_dims(each, 0) for each, flag in zip(arrays, is_batched)]
-            found = compiled_call(target, wider, arrays, attributes, takes_batches=True)
+            whole = [each if flag else jnp.expand_dims(each, 0) for each, flag in zip(replicated, is_batched)]
+            found = compiled_call(target, wider, whole, attributes, takes_batches=True)
         else:
 
             def one(problem: Sequence[jax.Array]) -> list[jax.Array]:
                 own = iter(problem)
-                return call(*(next(own) if flag else each for each, flag in zip(arrays, is_batched)))
+                return call(*(next(own) if flag else each for each, flag in zip(replicated, is_batched)))
 
-            found = jax.lax.map(one, [each for each, flag in zip(arrays, is_batched) if flag])
+            found = jax.lax.map(one, [each for each, flag in zip(replicated, is_batched) if flag])
         return [_resharded(each, first, (0,)) for each in found], [True] * len(found)
 
     return call(*arrays)
