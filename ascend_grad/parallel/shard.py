@@ -125,7 +125,8 @@ class Shard:
                 self._ranks, rows, features, self.accumulator, result_dtype, share, self._a["deterministic"]
             )
         if wanted[1]:
-            self._weight_grad = np.empty(self.weight.shape, self.dtype) if weight_grad is None else weight_grad
+            shape = self.weight.shape
+            self._weight_grad = self._call.empty(shape, self.dtype) if weight_grad is None else weight_grad
         #: The sum of the weight gradients of all row chunks, and the number of vocabulary blocks to compute it in.
         self._weight_total, self._vocab_blocks = self._weight_grad, 1
         workspace = self._a["workspace_bytes"]
