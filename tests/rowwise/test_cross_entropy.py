@@ -698,6 +698,32 @@ def test_an_infinite_class_weight_makes_the_smoothed_loss_infinite(shape, dim, b
             assert np.all(loss == size)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize(
+    ("options", "loss"),
+    [
+        ({"class_weight": np.array([1.0, 0, 1])}, 0),
+        ({"target_prob": np.array([[0.0, 1.0]])}, np.log1p(np.exp(-1))),
+        ({"label_smoothing": 1.0}, np.inf),
+        ({"label_smoothing": 0.1}, np.inf),
+        ({"label_smoothing": 1.0, "class_weight": np.array([1.0, 0, 1])}, (2 * np.log1p(np.exp(-1)) + 1) / 3),
+    ],
+)
+def test_a_weight_of_0_excludes_a_logit_of_minus_infinity(options, loss, backend):
+    """So do smoothing of 1 and a probability of 0, in both losses; means over no weight are NaN without a gradient."""
+    x = np.array([[0.0, -np.inf, 1.0]])
+    target = np.array([[1, 2]] if "target_prob" in options else [1])
+    for reduction in ("sum", "mean"):
+        more = {"reduction": reduction, "backend": backend, **options}
+        of_rows = ag.cross_entropy(x, target, **more)
+        of_layer = ag.linear_cross_entropy(np.ones((1, 2)), np.zeros((3, 2)), target, bias=x[0], **more)
+        is_undefined = reduction == "mean" and "class_weight" in options
+        for result, gradient in ((of_rows.loss, of_rows.input_grad), (of_layer.loss, of_layer.bias_grad)):
+            np.testing.assert_allclose(result, np.nan if is_undefined else loss, rtol=1e-12)
+            assert np.isfinite(gradient).all()
+            assert gradient.any() != (is_undefined or loss == 0)
+
+
 # ---- infinite logits -------------------------------------------------------------------------------------------------
 
 
