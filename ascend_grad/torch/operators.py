@@ -217,7 +217,7 @@ _NUMBERS = {
 TEMPERATURE = list(_NUMBERS).index("temperature")
 
 
-def numbers_of(operator: str, **options: Any) -> tuple[dict[str, float | None], torch.Tensor | None]:
+def numbers_of(operator: str, **options: Any) -> tuple[dict[str, Any], torch.Tensor | None]:
     """Convert options that are numbers, or None, to the types of the schema.
 
     torch compiles a graph for each value of a number. So while it traces, the second result is a vector of all numbers
@@ -249,7 +249,7 @@ def _traced_number(value: Any, name: str, operator: str) -> torch.Tensor:
     return torch.ones((), dtype=torch.float64) * value  # torch specialises graphs to the numbers in `torch.full`
 
 
-_P = TypeVar("_P", bound="NamedTuple")
+_P = TypeVar("_P", bound=Any)
 
 
 def with_numbers(problem: _P) -> _P:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -31,7 +32,7 @@ def detached(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
 
 
-def optional(tensor: torch.Tensor | None) -> torch.Tensor | None:
+def optional(tensor: torch.Tensor | None) -> Any:
     """Return `detached` of an optional tensor."""
     return None if tensor is None else detached(tensor)
 

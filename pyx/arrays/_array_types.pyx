@@ -130,7 +130,7 @@ ctypedef int32_t (*GetDataPtr)(void *handle, void **result) noexcept
 
 cdef EmptyStrided empty_strided = NULL  # or NULL if this torch has no such interface
 cdef GetDataPtr get_data_ptr = NULL
-cdef object tensor_of_handle = None  # the function that makes a handle a tensor
+cdef object tensors_of_handles = None  # makes handles tensors; torch's function for one handle leaks a reference
 
 cdef enum:  # numbers of c10::ScalarType and c10::DeviceType
     TORCH_UINT8 = 0
@@ -148,7 +148,7 @@ cdef int _bfloat16_number = BFLOAT16.num
 
 cdef int find_torch_allocation(object torch) except -1:
     """Look up the functions that allocate tensors, once. Results are in NumPy's memory if torch lacks one of them."""
-    global empty_strided, get_data_ptr, tensor_of_handle, torch_tensor
+    global empty_strided, get_data_ptr, tensors_of_handles, torch_tensor
     if empty_strided != NULL:
         return 0
     import ctypes  # torch has imported it
@@ -158,7 +158,7 @@ cdef int find_torch_allocation(object torch) except -1:
             ctypes.cast(getattr(library, name), ctypes.c_void_p).value
             for name in ("aoti_torch_empty_strided", "aoti_torch_get_data_ptr")
         ]
-        tensor_of_handle = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr
+        tensors_of_handles = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
     except (AttributeError, OSError):
         return 0
     torch_tensor = torch.Tensor
@@ -200,7 +200,7 @@ cdef cnp.ndarray tensor_memory(int ndim, const cnp.npy_intp *shape, cnp.dtype dt
     if empty_strided(ndim, <const int64_t *>shape, strides, number, TORCH_CPU, 0, &handle):
         raise MemoryError(f"torch cannot allocate {count * dtype.itemsize} bytes for a result")
     get_data_ptr(handle, &data)
-    tensor = tensor_of_handle(PyCapsule_New(handle, NULL, NULL))
+    tensor = tensors_of_handles([PyCapsule_New(handle, NULL, NULL)])[0]
     _memory.advise_huge_pages(<char *>data, count * dtype.itemsize if data != NULL else 0)
     Py_INCREF(dtype)  # the next calls steal these references
     cdef cnp.ndarray array = PyArray_NewFromDescr(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import warnings
 
@@ -132,6 +133,10 @@ def test_memory_can_be_resized(dtype):
         storage.resize_(size)
         tensor.copy_(right)
         assert torch.equal(tensor, right)
+
+
+def test_nothing_else_refers_to_a_result():
+    assert sys.getrefcount(ag.softmax(torch.zeros(3))) == sys.getrefcount(torch.empty(3))
 
 
 def test_results_of_any_size():
