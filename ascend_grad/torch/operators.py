@@ -30,11 +30,17 @@ if TYPE_CHECKING:
 _REGISTERED: set[str] = vars(torch.ops.ascend_grad).setdefault("_registered", set())
 
 
+def _is_first(what: str) -> bool:
+    """Return whether something has not been registered in this process, and record that it is registered."""
+    is_first = what not in _REGISTERED
+    _REGISTERED.add(what)
+    return is_first
+
+
 def register(name: str, schema: str, compute: Callable, fake: Callable, vmap: Callable) -> None:
     """Register an operator, once in a process. `vmap` is its rule for batches, after the operator's name."""
-    if name in _REGISTERED:
+    if not _is_first(name):
         return
-    _REGISTERED.add(name)
     qualified = f"ascend_grad::{name}"
     torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
     for key in ("cpu", "privateuseone"):  # the latter is torch_npu's, which renames it
@@ -45,14 +51,14 @@ def register(name: str, schema: str, compute: Callable, fake: Callable, vmap: Ca
 
 def register_flops(name: str, formula: Callable) -> None:
     """Register the floating-point operations of an operator for `torch.utils.flop_counter`."""
-    register_flop_formula([getattr(torch.ops.ascend_grad, name)])(formula)
+    if _is_first(f"flops of {name}"):
+        register_flop_formula([getattr(torch.ops.ascend_grad, name)])(formula)
 
 
 def register_gradient(name: str, function: type[Function]) -> None:
     """Register the gradient of `function`, which has the operator's arguments and results, for an operator."""
-    if f"gradient of {name}" in _REGISTERED:
+    if not _is_first(f"gradient of {name}"):
         return
-    _REGISTERED.add(f"gradient of {name}")
     operator = getattr(torch.ops.ascend_grad, name).default
 
     def compute(*arguments):
