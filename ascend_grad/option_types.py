@@ -9,27 +9,29 @@ from collections.abc import Sequence
 from typing import Generic, Literal, TypeAlias, TypedDict, TypeVar
 
 Array = TypeVar("Array")
+#: float, or in torch also a tensor without dimensions.
+Number = TypeVar("Number")
 
 #: The argument `outputs` of a loss. Without any, a function of torch or JAX returns the loss alone.
 Outputs: TypeAlias = Sequence[Literal["lse", "log_prob", "entropy", "predicted", "correct"]]
 
 
-class LossOptions(TypedDict, Generic[Array], total=False):
+class LossOptions(TypedDict, Generic[Array, Number], total=False):
     """Options of both losses with the same names in torch and JAX."""
 
     reduction: Literal["mean", "sum", "none"]
     token_weight: Array | None
     target_prob: Array | None
-    label_smoothing: float
-    lse_square_scale: float
+    label_smoothing: Number
+    lse_square_scale: Number
     temperature: float | Array
-    denominator: float | None
+    denominator: Number | None
     num_threads: int | None
 
 
-class LinearLossOptions(LossOptions[Array], Generic[Array], total=False):
+class LinearLossOptions(LossOptions[Array, Number], Generic[Array, Number], total=False):
     """Options of the loss of a linear layer with the same names in torch and JAX."""
 
-    logit_scale: float
-    softcap: float | None
-    filter_eps: float
+    logit_scale: Number
+    softcap: Number | None
+    filter_eps: Number

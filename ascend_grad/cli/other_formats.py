@@ -9,8 +9,12 @@ from typing import IO
 
 from .errors import listed
 
-#: For a tensor that was saved by itself, it works without ['NAME'].
 _TORCH = "torch.load(PATH)['NAME'].numpy()"
+#: What else holds for files of torch.save.
+_OF_TORCH = (
+    "; a tensor that was saved alone has no ['NAME'], and one of bfloat16 takes .view(torch.int16).numpy() and"
+    " --dtype bfloat16"
+)
 #: What files begin with, what they are then, and Python that gives an array of them. PATH is the file's name.
 _FORMATS = (
     (b"\x89HDF\r\n\x1a\n", "an HDF5 file", "h5py.File(PATH)['NAME'][:]"),
@@ -41,12 +45,14 @@ def advice(path: str, file: IO[bytes]) -> str | None:
         return "it is compressed; decompress it first"
     for magic, kind, array in _FORMATS:
         if head.startswith(magic):
-            return f"it is {kind}; {_saving(array, path)}"
+            return f"it is {kind}; {_saving(array, path)}{_OF_TORCH if array == _TORCH else ''}"
     names = _tensors(file, head)
     if names is not None:
         how = _saving("safetensors.numpy.load_file(PATH)['NAME']", path)
         return f"it is a safetensors file with the tensors {listed(names)}; {how}"
     if head and not os.path.basename(path).endswith(".npy") and _is_text(head):
+        if not _is_number((head.replace(b",", b" ").split() or [b""])[0]):
+            return "it is text"
         separator = ", delimiter=','" if b"," in head else ""
         return f"it is text; {_saving(f'numpy.loadtxt(PATH{separator})', path)}"
     return None
@@ -63,7 +69,7 @@ def _of_zip(path: str, file: IO[bytes]) -> str:
     except zipfile.BadZipFile:
         return "it is a damaged zip archive"
     if any(name.endswith("/data.pkl") for name in names):
-        return f"it is a file of torch.save; {_saving(_TORCH, path)}"
+        return f"it is a file of torch.save; {_saving(_TORCH, path)}{_OF_TORCH}"
     if any(name.rpartition("/")[2] in ("zarr.json", ".zarray", ".zgroup") for name in names):
         return "it is a Zarr array or group in a zip archive; unpack it into a directory first"
     arrays = [name.removesuffix(".npy") for name in names if name.endswith(".npy")]
@@ -89,3 +95,11 @@ def _tensors(file: IO[bytes], head: bytes) -> list[str] | None:
 def _is_text(head: bytes) -> bool:
     """Return whether some bytes are ASCII, as numbers in files are."""
     return all(byte in b"\t\n\r" or 32 <= byte < 127 for byte in head)
+
+
+def _is_number(text: bytes) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

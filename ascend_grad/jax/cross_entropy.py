@@ -22,7 +22,7 @@ from .losses import (
     upstream,
     with_temperatures,
 )
-from .meshes import aligned
+from .meshes import aligned, compiled_in_manual_mesh
 
 if TYPE_CHECKING:
     from ..option_types import LossOptions, Outputs
@@ -122,6 +122,7 @@ def _loss_backward(settings: Settings, residuals: tuple, cotangents: dict[str, A
 
 
 _loss.defvjp(_loss_forward, _loss_backward, symbolic_zeros=True)
+_loss_on_any_mesh = compiled_in_manual_mesh(_loss)
 
 
 @overload
@@ -133,7 +134,7 @@ def cross_entropy(
     ignore_index: int = -100,
     class_weight: jax.Array | None = None,
     outputs: tuple[()] = (),
-    **options: Unpack[LossOptions[jax.Array]],
+    **options: Unpack[LossOptions[jax.Array, float]],
 ) -> jax.Array: ...
 
 
@@ -146,7 +147,7 @@ def cross_entropy(
     ignore_index: int = -100,
     class_weight: jax.Array | None = None,
     outputs: Outputs,
-    **options: Unpack[LossOptions[jax.Array]],
+    **options: Unpack[LossOptions[jax.Array, float]],
 ) -> LossOutputs: ...
 
 
@@ -258,5 +259,5 @@ def cross_entropy(
     logits = arrays["input"].reshape(arrays["input"].shape or (1,))
     axis = int(dim) % logits.ndim - logits.ndim
     arrays = aligned(with_temperatures({**arrays, "input": logits}, _rows(logits, axis)))
-    found = _loss(settings._replace(others=(("dim", axis),)), arrays.pop("input"), arrays)
+    found = _loss_on_any_mesh(settings._replace(others=(("dim", axis),)), arrays.pop("input"), arrays)
     return sharded_results(found, settings, logits, axis)

@@ -25,7 +25,7 @@ from .losses import (
     upstream,
     with_temperatures,
 )
-from .meshes import aligned
+from .meshes import aligned, compiled_in_manual_mesh
 
 if TYPE_CHECKING:
     from ..option_types import LinearLossOptions, Outputs
@@ -94,6 +94,7 @@ def _loss_backward(settings: Settings, residuals: tuple, cotangents: dict[str, A
 
 
 _loss.defvjp(_loss_forward, _loss_backward, symbolic_zeros=True)
+_loss_on_any_mesh = compiled_in_manual_mesh(_loss)
 
 
 @overload
@@ -106,7 +107,7 @@ def linear_cross_entropy(
     class_weight: jax.Array | None = None,
     bias: jax.Array | None = None,
     outputs: tuple[()] = (),
-    **options: Unpack[LinearLossOptions[jax.Array]],
+    **options: Unpack[LinearLossOptions[jax.Array, float]],
 ) -> jax.Array: ...
 
 
@@ -120,7 +121,7 @@ def linear_cross_entropy(
     class_weight: jax.Array | None = None,
     bias: jax.Array | None = None,
     outputs: Outputs,
-    **options: Unpack[LinearLossOptions[jax.Array]],
+    **options: Unpack[LinearLossOptions[jax.Array, float]],
 ) -> LossOutputs: ...
 
 
@@ -253,4 +254,4 @@ def linear_cross_entropy(
     rows = arrays["input"]
     arrays = aligned(with_temperatures(arrays, rows.shape[:1]))
     layer = given({name: arrays.pop(name, None) for name in ("input", "weight", "bias")})
-    return sharded_results(_loss(settings, layer, arrays), settings, rows, -1)
+    return sharded_results(_loss_on_any_mesh(settings, layer, arrays), settings, rows, -1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -58,6 +58,20 @@ def aligned(arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """
     axes = _varying_axes(arrays.values())
     return {name: _replicated(_varying(each, axes)) for name, each in arrays.items()}
+
+
+def compiled_in_manual_mesh(function: Callable) -> Callable:
+    """Return a function of settings and arrays that is compiled within `jax.shard_map`.
+
+    JAX evaluates a `jax.custom_vjp` with symbolic zeros there only if it is part of a compiled program.
+    """
+    compiled = jax.jit(function, static_argnums=0)
+
+    def call(settings: Any, *arrays: Any) -> Any:
+        is_manual = AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types
+        return (compiled if is_manual else function)(settings, *arrays)
+
+    return call
 
 
 # ---- calls -----------------------------------------------------------------------------------------------------------

@@ -219,7 +219,7 @@ def cross_entropy(
     *,
     ignore_index: int = -100,
     outputs: tuple[()] = (),
-    **options: Unpack[LossOptions[torch.Tensor]],
+    **options: Unpack[LossOptions[torch.Tensor, float | torch.Tensor]],
 ) -> torch.Tensor: ...
 
 
@@ -231,7 +231,7 @@ def cross_entropy(
     *,
     ignore_index: int = -100,
     outputs: Outputs,
-    **options: Unpack[LossOptions[torch.Tensor]],
+    **options: Unpack[LossOptions[torch.Tensor, float | torch.Tensor]],
 ) -> LossOutputs: ...
 
 
@@ -242,12 +242,12 @@ def cross_entropy(
     *,
     ignore_index: int = -100,
     reduction: Literal["mean", "sum", "none"] = "mean",
-    label_smoothing: float = 0.0,
+    label_smoothing: float | torch.Tensor = 0.0,
     token_weight: torch.Tensor | None = None,
     target_prob: torch.Tensor | None = None,
-    lse_square_scale: float = 0.0,
+    lse_square_scale: float | torch.Tensor = 0.0,
     temperature: float | torch.Tensor = 1.0,
-    denominator: float | None = None,
+    denominator: float | torch.Tensor | None = None,
     outputs: Outputs = (),
     num_threads: int | None = None,
 ) -> torch.Tensor | LossOutputs:
@@ -269,17 +269,17 @@ def cross_entropy(
         Rows with this target have no loss and no gradient.
     reduction : {"mean", "sum", "none"}, default "mean"
         The loss is the mean or the sum over the rows that are not ignored, or one number per row, 0 for ignored rows.
-    label_smoothing : float, default 0.0
+    label_smoothing : float or torch.Tensor, shape (), default 0.0
         The share of the loss that goes to all classes, from 0 to 1.
     token_weight : torch.Tensor, optional
         Factors of the losses of the rows, of their shape.
     target_prob : torch.Tensor, optional
         Probabilities of K classes in each row, of the shape of `target`, of any of the four dtypes.
-    lse_square_scale : float, default 0.0
+    lse_square_scale : float or torch.Tensor, shape (), default 0.0
         The factor of the squared logarithm of the sum of the exponentials (z-loss).
     temperature : float or torch.Tensor, default 1.0
         The divisor of the logits, above 0: one number, or one for each row.
-    denominator : float, optional
+    denominator : float or torch.Tensor, shape (), optional
         The divisor of a mean, above 0.
     outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
         Further results. The first three are differentiable, too. The second and the last exist without `target_prob`.
@@ -347,13 +347,13 @@ def unrounded_loss(
     weight: torch.Tensor | None,
     ignore_index: int,
     reduction: Literal["mean", "sum", "none"],
-    label_smoothing: float,
-    lse_square_scale: float,
+    label_smoothing: float | torch.Tensor,
+    lse_square_scale: float | torch.Tensor,
     *,
     token_weight: torch.Tensor | None = None,
     target_prob: torch.Tensor | None = None,
     temperature: float | torch.Tensor = 1.0,
-    denominator: float | None = None,
+    denominator: float | torch.Tensor | None = None,
     outputs: Outputs = (),
     num_threads: int | None = None,
     operator: str = _NAME,

@@ -53,12 +53,12 @@ class Options(NamedTuple):
     weight: torch.Tensor | None = None
     token_weight: torch.Tensor | None = None
     target_prob: torch.Tensor | None = None
-    label_smoothing: float = 0.0
-    lse_square_scale: float = 0.0
+    label_smoothing: float | torch.Tensor = 0.0
+    lse_square_scale: float | torch.Tensor = 0.0
     temperature: float | torch.Tensor = 1.0
-    denominator: float | None = None
-    logit_scale: float = 1.0
-    softcap: float | None = None
+    denominator: float | torch.Tensor | None = None
+    logit_scale: float | torch.Tensor = 1.0
+    softcap: float | torch.Tensor | None = None
     outputs: Sequence[str] = ()
 
 
@@ -180,17 +180,17 @@ def linear_cross_entropy(
     weight: torch.Tensor | None = None,
     reduction: Literal["mean", "sum", "none"] = "mean",
     ignore_index: int | None = None,
-    label_smoothing: float = 0.0,
+    label_smoothing: float | torch.Tensor = 0.0,
     options: LinearCrossEntropyOptions | None = None,
     token_weight: torch.Tensor | None = None,
     target_prob: torch.Tensor | None = None,
-    lse_square_scale: float = 0.0,
+    lse_square_scale: float | torch.Tensor = 0.0,
     temperature: float | torch.Tensor = 1.0,
-    denominator: float | None = None,
-    logit_scale: float = 1.0,
-    softcap: float | None = None,
+    denominator: float | torch.Tensor | None = None,
+    logit_scale: float | torch.Tensor = 1.0,
+    softcap: float | torch.Tensor | None = None,
     outputs: Outputs = (),
-    filter_eps: float = 0.0,
+    filter_eps: float | torch.Tensor = 0.0,
     num_threads: int | None = None,
     group: ProcessGroup | None = None,
     vocab_start_index: int | None = None,
@@ -221,7 +221,7 @@ def linear_cross_entropy(
         The loss is the mean or the sum over the rows that are not ignored, or one number per row, 0 for ignored rows.
     ignore_index : int, optional
         Rows with this target have no loss and no gradient; None is -100.
-    label_smoothing : float, default 0.0
+    label_smoothing : float or torch.Tensor, shape (), default 0.0
         The share of the loss that goes to all classes, from 0 to 1.
     options : torch.nn.LinearCrossEntropyOptions, optional
         Accepted, without an effect: memory is bounded, sums are in float32 or better, and ``retain_graph=True`` works.
@@ -230,19 +230,19 @@ def linear_cross_entropy(
     target_prob : torch.Tensor, shape (N, K) or (K,), optional
         Probabilities of K classes in each row. A class that is `ignore_index` adds nothing, and a row of such classes
         alone is ignored.
-    lse_square_scale : float, default 0.0
+    lse_square_scale : float or torch.Tensor, shape (), default 0.0
         The factor of the squared logarithm of the sum of the exponentials (z-loss).
     temperature : float or torch.Tensor, shape (N,) or (), default 1.0
         The divisor of the logits, above 0: one number, or one for each row.
-    denominator : float, optional
+    denominator : float or torch.Tensor, shape (), optional
         The divisor of a mean, above 0.
-    logit_scale : float, default 1.0
+    logit_scale : float or torch.Tensor, shape (), default 1.0
         The factor of the layer's results.
-    softcap : float, optional
+    softcap : float or torch.Tensor, shape (), optional
         The bound of the logits before `temperature` divides them, above 0. None: the logits are not bounded.
     outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
         Further results. The first three are differentiable, too.
-    filter_eps : float, default 0.0
+    filter_eps : float or torch.Tensor, shape (), default 0.0
         As in `ascend_grad.fused_linear_cross_entropy_loss_grad`.
     num_threads : int, optional
         As in `ascend_grad.softmax_backward`.
@@ -311,7 +311,7 @@ def _rounded_loss(
     ignore_index: int | None,
     loss_options: Options,
     torch_options: LinearCrossEntropyOptions | None,
-    filter_eps: float,
+    filter_eps: float | torch.Tensor,
     num_threads: int | None,
     shard: VocabularyShard | None,
 ) -> torch.Tensor | LossOutputs:
@@ -344,7 +344,7 @@ def unrounded_loss(
     ignore_index: int | None,
     options: Options = Options(),  # noqa: B008 (immutable)
     *,
-    filter_eps: float = 0.0,
+    filter_eps: float | torch.Tensor = 0.0,
     num_threads: int | None = None,
     shard: VocabularyShard | None = None,
     names: Names = _NAMES,
@@ -421,15 +421,17 @@ def summed_loss(
     **keywords: Any,
 ) -> Computed:
     """Return the sum of the rows' losses with different factors for the cross-entropy and for the squared lse."""
-    if of_square is of_row or not options.lse_square_scale:
+    scale = options.lse_square_scale
+    if of_square is of_row or (not isinstance(scale, torch.Tensor) and scale == 0):
         changed = options._replace(token_weight=of_row)
         return unrounded_loss(input, linear_weight, target, "sum", ignore_index, changed, **keywords)
     outputs = tuple(dict.fromkeys((*options.outputs, "lse")))
     changed = options._replace(token_weight=of_row, lse_square_scale=0.0, outputs=outputs)
     found = unrounded_loss(input, linear_weight, target, "sum", ignore_index, changed, **keywords)
-    squares = options.lse_square_scale * cast(torch.Tensor, found.lse) ** 2 * of_square
-    counted = _are_counted(target, ignore_index, options)
-    return found._replace(loss=found.loss + torch.where(counted, squares, 0).sum().to(found.loss.dtype))
+    # Rows without weight add nothing, whatever their lse is.
+    counted = _are_counted(target, ignore_index, options) & (of_square != 0)
+    squares = scale * torch.where(counted, cast(torch.Tensor, found.lse), 0) ** 2 * of_square
+    return found._replace(loss=found.loss + squares.sum().to(found.loss.dtype))
 
 
 def _are_counted(target: torch.Tensor, ignore_index: int, options: Options) -> torch.Tensor:
@@ -446,7 +448,7 @@ def _loss_of_positions(
     ignore_index: int | None,
     options: Options,
     *,
-    filter_eps: float,
+    filter_eps: float | torch.Tensor,
     num_threads: int | None,
     shard: VocabularyShard | None,
 ) -> Computed:
@@ -554,6 +556,13 @@ def _check_positions(
     if positions.numel() == 0:
         got = f"got shape {tuple(linear_weight.shape)}"
         raise ParamInvalidError(f"linear_weight: expected at least one position, {got}", operator=_NAME)
+    if linear_weight.shape[0] == 0:
+        got = f"got shape {tuple(linear_weight.shape)}"
+        raise ParamInvalidError(f"linear_weight: expected at least one class, {got}", operator=_NAME)
+    for name in ("token_weight", "weight"):  # their sums are computed before the loss of a position checks them
+        if name in given and not given[name].is_floating_point():
+            message = f"{name}: expected a floating dtype, got {given[name].dtype}"
+            raise ParamTypeError(message, operator=_NAME)
     rows = input.shape[0], *positions
     if options.target_prob is not None:
         if target.dim() != len(rows) + 1 or target.shape[:-1] != rows:

@@ -165,7 +165,7 @@ class LinearCrossEntropyLoss(_Module):
         *,
         token_weight: torch.Tensor | None = None,
         target_prob: torch.Tensor | None = None,
-        denominator: float | None = None,
+        denominator: float | torch.Tensor | None = None,
     ) -> torch.Tensor | LossOutputs:
         """Compute the loss.
 

@@ -20,7 +20,7 @@ import ascend_grad as ag
 
 from ..arguments import OUTPUTS, real_number, shown
 from ..errors import ParamInvalidError, ParamTypeError
-from .tensors import are_plain, are_readable, detached, optional
+from .tensors import are_plain, are_readable, check_tensors, detached, optional
 
 if TYPE_CHECKING:
     from .vocabulary_parallel import VocabularyShard
@@ -227,7 +227,7 @@ def numbers_of(operator: str, **options: Any) -> tuple[dict[str, Any], torch.Ten
     """Convert options that are numbers, or None, to the types of the schema.
 
     torch compiles a graph for each value of a number. So while it traces, the second result is a vector of all numbers
-    that are given. `with_numbers` puts the vector's elements in the place of the numbers.
+    that are given. `with_numbers` puts the vector's elements instead of the numbers.
     """
     given = {name: value for name, value in options.items() if value is not None or _NUMBERS[name] is not None}
     may_change = torch.compiler.is_compiling()
@@ -247,6 +247,7 @@ def _is_traced(name: str, value: object) -> bool:
 
 def _traced_number(value: Any, name: str, operator: str) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
+        check_tensors(operator, **{name: value})
         if value.dim() or value.dtype in (torch.bool, torch.complex64, torch.complex128) or value.requires_grad:
             raise ParamTypeError(f"{name}: expected a real number, got {shown(value)}", operator=operator)
         return value.to("cpu", torch.float64)
@@ -259,7 +260,7 @@ _P = TypeVar("_P", bound=Any)
 
 
 def with_numbers(problem: _P) -> _P:
-    """Return the arguments of a loss with the elements of `numbers` in the place of the options."""
+    """Return the arguments of a loss with the elements of `numbers` instead of the options."""
     if problem.numbers is None:
         return problem
     names = [name for name in _NUMBERS if getattr(problem, name, None) is not None]
@@ -459,7 +460,7 @@ def linear_flops(input: Sequence[int], weight: Sequence[int], products: int) -> 
 
 
 def _loss_flops(*arguments: Any, **_: Any) -> int:
-    problem = Loss(*arguments)  # with shapes in the place of tensors
+    problem = Loss(*arguments)  # with shapes instead of tensors
     return linear_flops(problem.input, problem.weight, 1 + problem.input_grad + problem.weight_grad)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch.nn import LinearCrossEntropyOptions
 
 
-class LinearOptions(LinearLossOptions[torch.Tensor], total=False):
+class LinearOptions(LinearLossOptions[torch.Tensor, float | torch.Tensor], total=False):
     """Options of the loss of a linear layer, with torch's names and those of this library."""
 
     linear_bias: torch.Tensor | None

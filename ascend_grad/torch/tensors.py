@@ -81,7 +81,7 @@ def check_tensors(operator: str, **tensors: object) -> None:
         if not isinstance(tensor, torch.Tensor):
             raise ParamTypeError(f"{name}: expected a torch.Tensor, got {shown(tensor)}", operator=operator)
         if type(tensor) not in _OWN_CLASSES and hasattr(tensor, "full_tensor"):
-            expected = "a tensor of this process (to_local() or full_tensor() makes one; shards go with `group`)"
+            expected = "a tensor of this process (to_local() or full_tensor() makes one)"
             message = f"{name}: expected {expected}, got a {type(tensor).__name__}"
             raise ParamTypeError(message, operator=operator)
         device = tensor.device

@@ -52,44 +52,48 @@ AG_INLINE double ag_entropy(const ag_row_statistics *row)
     return ag_log_sum(row) + row->moment / (1 + row->rest);
 }
 
-/* Return c_v times a distance of z_v; 0 if either is 0, whatever the other is. If the distance is 0, c_v has its part in the
- * term of class_sum, see ag_smoothed_sum. */
+/* Return c_v times a distance of z_v; 0 if either is 0, whatever the other is. An infinite c_v at a distance of 0 is
+ * counted by class_sum, see ag_smoothed_sum. */
 AG_INLINE double ag_weighted_distance(double weight, double distance)
 {
     return weight == 0 || distance == 0 ? 0 : weight * distance;
 }
 
-/* Return sum_v c_v (lse - z_v), which label smoothing multiplies by smoothing / V. `class_sum` is sum_v c_v. If log_sum is 0, an
- * infinite class weight has no part in the first term that would tell whether it is 0 or infinite. */
+/* Return sum_v c_v (lse - z_v), which label smoothing multiplies by smoothing / V. `class_sum` is sum_v c_v. A sum that
+ * has an infinite weight is infinite, even if log_sum has been rounded to 0. */
 AG_INLINE double ag_smoothed_sum(double log_sum, double class_sum, double deficit)
 {
-    return log_sum == 0 && isinf(deficit) ? deficit : class_sum * log_sum + deficit;
+    if (log_sum == 0 && isinf(class_sum)) return isfinite(deficit) ? class_sum : deficit;
+    return class_sum * log_sum + deficit;
 }
 
 /* ---- numbers of the caller, as accumulators read them ------------------------------------------------------------ */
 
-/* Return a positive factor of logits, or the nearest one that accumulators (float64 if `is_double`, else float32) can multiply
- * with: products and quotients of two such numbers are finite, and no subnormal numbers. */
+/* Return a positive factor of logits, or the nearest one that accumulators (float64 if `is_double`, else float32) can
+ * multiply with. Products and quotients of two such numbers are finite, and no subnormal numbers. */
 AG_INLINE double ag_bounded_factor(double factor, int is_double)
 {
     const double largest = is_double ? 0x1p500 : 0x1p60;
     return fmin(fmax(factor, 1 / largest), largest);
 }
 
-/* Return the power of two by which class weights are divided before they are rounded to accumulators: the largest finite one is
- * about 1 then, whatever its size. The power is multiplied back in float64, into numbers of rows. */
-static AG_UNUSED double ag_class_scale(const double *weights, ptrdiff_t n)
+/* Return the number by which class weights are divided before they are rounded to accumulators. It is multiplied back in
+ * float64, into numbers of rows. It is 1 if float32 has room for all weights and for coefficients of about their
+ * reciprocals. Otherwise it is a power of two, and the largest finite quotient is about 1. */
+static AG_UNUSED double ag_class_scale(const double *weights, ptrdiff_t n, int is_double)
 {
-    double largest = 0;
+    double largest = 0, least = INFINITY;
     for (ptrdiff_t v = 0; v < n; v++) {
         const double size = fabs(weights[v]);
         if (size > largest && size <= DBL_MAX) largest = size;
+        if (size < least && size > 0) least = size;
     }
-    return largest == 0 ? 1 : ldexp(1, (int)fmin(fmax(logb(largest), -1022), 1022));
+    if (is_double || largest == 0 || (largest <= 0x1p100 && least >= 0x1p-126)) return 1;
+    return ldexp(1, (int)fmin(fmax(logb(largest), -1022), 1022));
 }
 
-/* Return a class weight divided by the power of two, as accumulators hold it. A weight that is not 0 does not become 0, as an
- * infinite distance has no part in the loss only if its weight is 0. */
+/* Return a class weight divided by the result of ag_class_scale, as accumulators hold it. A weight that is not 0 does not
+ * become 0, as an infinite distance is left out of the loss only if its weight is 0. */
 AG_INLINE double ag_scaled_weight(double weight, double class_scale, int is_double)
 {
     const double scaled = weight / class_scale, rounded = is_double ? scaled : (double)(float)scaled;

@@ -9,8 +9,9 @@
  * in a libgomp older than GCC 9. It is also the main thread of a child that loads this library after the fork, if OpenMP
  * was loaded before.
  *
- * Both runtimes end the process if they cannot create a thread. So the threads that a team adds to a pool are created
- * here first, for a trial.
+ * Both runtimes end the process if they cannot create a thread. So as many threads as a team adds to a pool are first
+ * created and ended here. The process can still end if others take the system's last threads in between, or if another
+ * library has shrunk the pool.
  */
 #ifndef ASCEND_GRAD_OPENMP_H
 #define ASCEND_GRAD_OPENMP_H
@@ -78,12 +79,16 @@ static void ag_after_fork_in_child(void)
     ag_main_pool_is_lost = 0;
 }
 
-/* Note in *found whether libgomp was loaded before the modules of this package, which lists objects in that order. */
+/* Note in *found whether libgomp was loaded before this module: objects are listed in the order of loading. */
 static int ag_find_libgomp(struct dl_phdr_info *object, size_t size, void *found)
 {
     (void)size;
     const char *name = strrchr(object->dlpi_name, '/');
-    if (strstr(object->dlpi_name, "/ascend_grad/_")) return 1;
+    const ElfW(Addr) here = (ElfW(Addr))&ag_main_pool_is_lost - object->dlpi_addr;
+    for (int i = 0; i < object->dlpi_phnum; i++) {
+        const ElfW(Phdr) *segment = &object->dlpi_phdr[i];
+        if (segment->p_type == PT_LOAD && here - segment->p_vaddr < segment->p_memsz) return 1;
+    }
     return *(int *)found = name && strncmp(name, "/libgomp", 8) == 0;
 }
 
@@ -121,9 +126,9 @@ static size_t ag_stack_size_of(const char *text)
 /* Prepare for forks, and read what later calls need. Called once, at import. */
 static void ag_openmp_init(void)
 {
-    const char *stack_size = getenv("OMP_STACKSIZE");
     int was_loaded = 0;
-    ag_stack_size = ag_stack_size_of(stack_size ? stack_size : getenv("GOMP_STACKSIZE"));
+    ag_stack_size = ag_stack_size_of(getenv("OMP_STACKSIZE"));
+    if (!ag_stack_size) ag_stack_size = ag_stack_size_of(getenv("GOMP_STACKSIZE"));
     if (!ag_kmp_fork_call && ag_is_forked()) {
         dl_iterate_phdr(ag_find_libgomp, &was_loaded);
         ag_main_pool_is_lost = was_loaded;
@@ -171,12 +176,14 @@ static int ag_can_start_team(int threads)
 {
     const int pool = omp_in_parallel() || ag_pool < 1 ? 1 : ag_pool;
     if (!ag_may_start_team(threads)) return 0;
+    if (omp_get_active_level() >= omp_get_max_active_levels()) return 1; /* the team has the calling thread alone */
     if (threads <= pool || ag_can_create_threads(threads - pool)) return 1;
     ag_refused_at = (double)ag_coarse_ns();
     return 0;
 }
 
-/* Record the number of threads of the calling thread's last team, which is the size of its pool from then on. */
+/* Record the number of threads that were requested for the calling thread's last team. Its pool has as many from then on,
+ * or fewer if OpenMP limits teams (OMP_THREAD_LIMIT, OMP_DYNAMIC): then no more are created for the next team either. */
 static void ag_record_pool(int threads)
 {
     if (threads > 1 && !omp_in_parallel()) ag_pool = threads;

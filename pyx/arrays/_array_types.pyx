@@ -199,9 +199,11 @@ cdef cnp.ndarray tensor_memory(int ndim, const cnp.npy_intp *shape, cnp.dtype dt
         count *= max(shape[axis], 1)
     if empty_strided(ndim, <const int64_t *>shape, strides, number, TORCH_CPU, 0, &handle):
         raise MemoryError(f"torch cannot allocate {count * dtype.itemsize} bytes for a result")
-    get_data_ptr(handle, &data)
-    tensor = tensors_of_handles([PyCapsule_New(handle, NULL, NULL)])[0]
-    _memory.advise_huge_pages(<char *>data, count * dtype.itemsize if data != NULL else 0)
+    cdef int32_t failure = get_data_ptr(handle, &data)
+    tensor = tensors_of_handles([PyCapsule_New(handle, NULL, NULL)])[0]  # owns the handle
+    if failure or data == NULL:
+        return _memory.empty(ndim, shape, dtype)
+    _memory.advise_huge_pages(<char *>data, count * dtype.itemsize)
     Py_INCREF(dtype)  # the next calls steal these references
     cdef cnp.ndarray array = PyArray_NewFromDescr(
         cnp.ndarray, dtype, ndim, shape, NULL, data, cnp.NPY_ARRAY_CARRAY, None

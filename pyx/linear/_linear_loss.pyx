@@ -44,6 +44,7 @@ from ascend_grad._linear_problem cimport (
     count_active_rows,
     entry_of_row,
     is_active,
+    largest_bias,
     number,
     round_bias,
     set_number,
@@ -195,7 +196,7 @@ cdef void set_class_weights(Loss *x, bint is_double) noexcept nogil:
     """Write the class weights that smoothing uses as accumulators, followed by zeros, and set their sum."""
     cdef Py_ssize_t v
     cdef void *values = <void *>x.p.class_weight_values
-    x.p.class_sum, x.p.class_scale = 0, ag_class_scale(x.p.class_weight, x.p.vocab)
+    x.p.class_sum, x.p.class_scale = 0, ag_class_scale(x.p.class_weight, x.p.vocab, is_double)
     for v in range(x.p.vocab):
         x.p.class_sum += x.p.class_weight[v]
         set_number(values, v, is_double, ag_scaled_weight(x.p.class_weight[v], x.p.class_scale, is_double))
@@ -209,7 +210,10 @@ cdef int set_rows(Loss *x, double *last_check) except -1 nogil:
     cdef Py_ssize_t i
     cdef ag_fpenv mode = ag_fpenv_enter()
     if x.bias != NULL:
-        round_bias(<void *>x.p.transform.bias, x.bias, x.p.vocab, is_double)
+        round_bias(
+            <void *>x.p.transform.bias, x.bias, x.p.vocab,
+            largest_bias(&x.p, x.temperature, x.temperatures, x.p.rows.total), is_double
+        )
     if x.p.class_weight != NULL:
         set_class_weights(x, is_double)
     if x.whole.max != NULL:

@@ -110,7 +110,10 @@ ctypedef struct ChunkBuffers:
 
 
 cdef void bound_transform(Problem *p) noexcept nogil
-cdef void round_bias(void *to, const double *bias, Py_ssize_t n, bint is_double) noexcept nogil
+cdef double largest_bias(
+    const Problem *p, double temperature, const double *temperatures, Py_ssize_t rows
+) noexcept nogil
+cdef void round_bias(void *to, const double *bias, Py_ssize_t n, double largest, bint is_double) noexcept nogil
 cdef ag_matrix matrix_of(const View *view) noexcept nogil
 cdef bint holds_sums(const ag_matrix *matrix, int acc_size) noexcept nogil
 cdef bint has_dense_rows(const ag_matrix *matrix, Py_ssize_t columns) noexcept nogil

@@ -1,7 +1,7 @@
 """Linear problems as the kernels see them: matrices, and the active rows of a call."""
 
 from libc.float cimport FLT_MAX
-from libc.math cimport INFINITY
+from libc.math cimport INFINITY, fabs
 from libc.stdint cimport uintptr_t
 from libc.string cimport memset
 
@@ -99,17 +99,37 @@ cdef void bound_transform(Problem *p) noexcept nogil:
     p.transform.scale = min(max(p.transform.scale, -largest), largest)
 
 
-cdef void round_bias(void *to, const double *bias, Py_ssize_t n, bint is_double) noexcept nogil:
+cdef double largest_bias(
+    const Problem *p, double temperature, const double *temperatures, Py_ssize_t rows
+) noexcept nogil:
+    """Return the largest bias whose logits are finite in float32; infinity for accumulators of float64."""
+    cdef double least = temperature
+    cdef Py_ssize_t i
+    if acc_size_of(p.dtype) == 8:
+        return INFINITY
+    if temperatures != NULL:
+        least = INFINITY
+        for i in range(rows):
+            least = min(least, temperatures[i])
+    least = min(ag_bounded_factor(least, False), 1.0)
+    if p.transform.softcap > 0:
+        least *= min(p.transform.softcap, 1.0)
+    return FLT_MAX * least / max(fabs(p.transform.scale), 1.0)
+
+
+cdef void round_bias(void *to, const double *bias, Py_ssize_t n, double largest, bint is_double) noexcept nogil:
     """Round a bias to accumulators, followed by zeros.
 
-    A finite number above their range counts as the largest one: an infinite one would make probabilities NaN.
+    A finite number beyond the largest one counts as that: probabilities of infinite logits would be NaN.
     """
     cdef Py_ssize_t v
-    for v in range(n + VECTOR_PADDING):
-        if v < n and not is_double and FLT_MAX < bias[v] < INFINITY:
-            set_number(to, v, is_double, FLT_MAX)
+    for v in range(n):
+        if -INFINITY < bias[v] < INFINITY:
+            set_number(to, v, is_double, min(max(bias[v], -largest), largest))
         else:
-            set_number(to, v, is_double, bias[v] if v < n else 0)
+            set_number(to, v, is_double, bias[v])
+    for v in range(n, n + VECTOR_PADDING):
+        set_number(to, v, is_double, 0)
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------

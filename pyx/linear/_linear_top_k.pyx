@@ -27,6 +27,7 @@ from ascend_grad._linear_problem cimport (
     ROWS_PER_CHECK,
     acc_size_of,
     bound_transform,
+    largest_bias,
     number,
     round_bias,
     set_number,
@@ -83,7 +84,10 @@ cdef int begin_top_k(const Problem *p, ag_sum *rest, double *last_check) except 
     cdef ag_fpenv mode
     if p.bias != NULL:
         mode = ag_fpenv_enter()
-        round_bias(<void *>p.transform.bias, p.bias, p.vocab, acc_size == 8)
+        round_bias(
+            <void *>p.transform.bias, p.bias, p.vocab,
+            largest_bias(p, p.temperature, p.temperatures, p.rows.total), acc_size == 8
+        )
         ag_fpenv_leave(mode)
     while begin < p.rows.total:
         rows = min(max(ROWS_PER_CHECK // p.top_k, 1), p.rows.total - begin)

@@ -12,7 +12,7 @@ The caller owns the workspace. It fills in the arguments of a `CrossEntropy`, ca
 """
 
 from libc.math cimport INFINITY, NAN, expm1, isinf
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t
 from libc.string cimport memcpy, memset
 
 from ascend_grad cimport _cpu, _tasks
@@ -336,24 +336,27 @@ cdef bint has_nan(const CrossEntropy *x, const char *row) noexcept nogil:
     """Return whether a logit of a row at this address is NaN."""
     cdef const Operand *operand = &x.s.p.operands[A]
     cdef Py_ssize_t begin = 0, count, k
-    cdef double[SEGMENT] packed
-    cdef float[SEGMENT] widened
+    cdef double[SEGMENT] doubles
+    cdef float[SEGMENT] floats
+    cdef uint16_t[SEGMENT] halves
+    cdef char *packed = <char *>halves
+    if operand.itemsize == 8:
+        packed = <char *>doubles
+    elif operand.itemsize == 4:
+        packed = <char *>floats
     while begin < x.s.p.n:
         count = min(<Py_ssize_t>SEGMENT, x.s.p.n - begin)
         ag_copy_block(
-            <char *>packed, 0, operand.itemsize, row + begin * operand.dim_stride, 0, operand.dim_stride, 1, count,
+            packed, 0, operand.itemsize, row + begin * operand.dim_stride, 0, operand.dim_stride, 1, count,
             operand.itemsize, operand.swapped
         )
         if operand.itemsize == 2:
-            ag_widen(x.s.variant, operand.dtype, <char *>packed, widened, count)
+            ag_widen(x.s.variant, operand.dtype, packed, floats, count)
         for k in range(count):
             if operand.itemsize == 8:
-                if packed[k] != packed[k]:
+                if doubles[k] != doubles[k]:
                     return True
-            elif operand.itemsize == 4:
-                if (<float *>packed)[k] != (<float *>packed)[k]:
-                    return True
-            elif widened[k] != widened[k]:
+            elif floats[k] != floats[k]:
                 return True
         begin += count
     return False
@@ -1149,27 +1152,32 @@ cdef void run_phases(void *context, Team *team) noexcept nogil:
 cdef void set_class_weights(CrossEntropy *x) noexcept nogil:
     """Set the sum of the class weights, and the kernels' class weights if they read any."""
     cdef Py_ssize_t v
-    cdef double weight
     cdef ag_sum total
     cdef ag_fpenv mode
     x.class_sum, x.class_scale = <double>x.s.p.n, 1
     if x.class_weight == NULL:
         return
+    mode = ag_fpenv_enter()
     total.sum = total.compensation = 0
     for v in range(x.s.p.n):
         ag_sum_add(&total, x.class_weight[v])
     x.class_sum = ag_sum_total(total)
-    if x.kernel_weight == NULL:
-        return
-    mode = ag_fpenv_enter()
-    x.class_scale = ag_class_scale(x.class_weight, x.s.p.n)
+    if x.kernel_weight != NULL:
+        round_class_weights(x)
+    ag_fpenv_leave(mode)
+
+
+cdef void round_class_weights(CrossEntropy *x) noexcept nogil:
+    """Set the kernels' class weights."""
+    cdef Py_ssize_t v
+    cdef double weight
+    x.class_scale = ag_class_scale(x.class_weight, x.s.p.n, x.s.p.dtype == AG_FLOAT64)
     for v in range(x.s.p.n):
         weight = ag_scaled_weight(x.class_weight[v], x.class_scale, x.s.p.dtype == AG_FLOAT64)
         if x.s.p.dtype == AG_FLOAT64:
             (<double *>x.kernel_weight)[v] = weight
         else:
             (<float *>x.kernel_weight)[v] = <float>weight
-    ag_fpenv_leave(mode)
 
 
 cdef int run_loss(CrossEntropy *x, bint default_threads, double *last_check) except -1 nogil:

@@ -152,3 +152,4 @@ def stream_add(float[::1] a, float[::1] b, float[::1] out, bint nontemporal, int
             variant, &a[index * block], &b[index * block], &out[index * block],
             min(block, a.shape[0] - index * block), nontemporal
         )
+    _openmp.record_pool(num_threads)

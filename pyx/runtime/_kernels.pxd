@@ -45,7 +45,7 @@ cdef extern from "ascend_grad/loss.h" nogil:
     const double AG_ACCURATE_SUM
     double ag_smoothed_sum(double log_sum, double class_sum, double deficit)
     double ag_bounded_factor(double factor, int is_double)
-    double ag_class_scale(const double *weights, Py_ssize_t n)
+    double ag_class_scale(const double *weights, Py_ssize_t n, int is_double)
     double ag_scaled_weight(double weight, double class_scale, int is_double)
 
 cdef extern from "ascend_grad/strided.h" nogil:

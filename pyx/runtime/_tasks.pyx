@@ -163,7 +163,7 @@ cdef int run_team(
                 ag_team_shutdown(&team.team)
             else:
                 wait_for_phases(&team, threadid())
-        _openmp.record_pool(team.team.size)
+        _openmp.record_pool(threads)
         if default_threads:
             # Threads that lack a core also delay the end of the team.
             _threads.record_team_times(

@@ -301,8 +301,9 @@ def test_an_infinite_class_weight_makes_the_smoothed_loss_infinite(shape, backen
     """Also where its class has the largest logit, in whichever block it is."""
     sizes, settings = SHAPES[shape]
     x, w = np.ones((sizes.BT, sizes.H), DTYPES[dtype]), np.zeros((sizes.V, sizes.H), DTYPES[dtype])
-    for _, place, largest in itertools.product(engines(cpu_engines, backend), (0, sizes.V - 1), (0, 1, sizes.V - 1)):
-        w[:, 0], w[largest, 0] = 0, 2
+    places = (0, sizes.V - 1), (0, 1, sizes.V - 1), (2, 1000)
+    for _, place, largest, gap in itertools.product(engines(cpu_engines, backend), *places):
+        w[:, 0], w[largest, 0] = 0, gap
         weight = np.ones(sizes.V)
         weight[place] = np.inf
         loss = ag.linear_cross_entropy(
@@ -313,7 +314,10 @@ def test_an_infinite_class_weight_makes_the_smoothed_loss_infinite(shape, backen
             assert np.all(loss == np.inf)
 
 
-def test_a_bias_beyond_the_range_of_accumulators(cpu_engines):
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.5}, {"logit_scale": 2.0}, {"logit_scale": -1.0}, {"softcap": 0.25}], ids=str
+)
+def test_a_bias_beyond_the_range_of_accumulators(options, cpu_engines):
     """One above it takes all of the probability, one below it none, as in float64."""
     random = generator("bias")
     x, w = (random.standard_normal(each).astype(np.float32) for each in ((9, 5), (20, 5)))
@@ -321,7 +325,7 @@ def test_a_bias_beyond_the_range_of_accumulators(cpu_engines):
         bias = np.zeros(20)
         bias[3] = value
         for target in (2, 3):
-            arguments = {"target": np.full(9, target), "bias": bias, "reduction": "none"}
+            arguments = {"target": np.full(9, target), "bias": bias, "reduction": "none", **options}
             result = ag.linear_cross_entropy(x, w, **arguments, backend="cpu")
             right = ag.linear_cross_entropy(x, w, **arguments, backend="reference")
             for name in ("input_grad", "weight_grad", "bias_grad"):
@@ -329,7 +333,7 @@ def test_a_bias_beyond_the_range_of_accumulators(cpu_engines):
             is_large = right.loss > 1e38
             assert np.all(result.loss[is_large] > 3e38)
             np.testing.assert_allclose(result.loss[~is_large], right.loss[~is_large], rtol=1e-5)
-        top, other = (ag.linear_top_k(x, w, 3, bias=bias, backend=each) for each in ("cpu", "reference"))
+        top, other = (ag.linear_top_k(x, w, 3, bias=bias, **options, backend=each) for each in ("cpu", "reference"))
         assert np.array_equal(top.index[:, 0], other.index[:, 0])
         assert np.allclose(top.log_prob[:, 0], other.log_prob[:, 0], rtol=1e-5)
 

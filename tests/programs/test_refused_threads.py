@@ -91,6 +91,34 @@ def test_threads_without_memory_for_their_stacks(run_script):
     run_script(script, OMP_STACKSIZE="1G")
     run_script(script, OMP_STACKSIZE=" 1048576 ")
     run_script(script, GOMP_STACKSIZE="1024 m")
+    run_script(script, OMP_STACKSIZE="large", GOMP_STACKSIZE="1G")
+
+
+def test_a_smaller_team_in_between(run_script):
+    """It ends the other threads, which a later team needs again."""
+    run_script(f"""{SETUP}
+    from ascend_grad._rowwise_python import stream_add
+    a = x[0]
+    ag.softmax(x, num_threads=4)
+    stream_add(a, a, a.copy(), False, 2)
+    refuse()
+    ag.softmax(x, num_threads=4)
+    assert _openmp.last_team_size() == 1
+    """)
+
+
+def test_teams_that_openmp_limits(run_script):
+    """The threads that OpenMP does not give are not tried again in each call."""
+    script = f"""{SETUP}
+    ag.softmax(x, num_threads=8)
+    size = _openmp.last_team_size()
+    assert size <= 2
+    refuse()
+    ag.softmax(x, num_threads=8)
+    assert _openmp.last_team_size() == size
+    """
+    run_script(script, OMP_THREAD_LIMIT="2")
+    run_script(script, OMP_THREAD_LIMIT="1")
 
 
 def test_a_child_and_another_thread(run_script):

@@ -206,3 +206,32 @@ def test_the_dtype_of_softmax_of_integers():
                 getattr(agt, name)(torch.zeros(2), dtype=dtype)
         with pytest.raises(ag.ParamTypeError, match=f"{name}: input: expected a tensor of a real dtype, got"):
             getattr(agt, name)(torch.zeros(2) + 1j, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_a_row_of_weight_0_adds_nothing(value):
+    x, w, target = torch.randn(4, 3), torch.randn(5, 2, 3, requires_grad=True), torch.randint(5, (4, 2))
+    token_weight = torch.tensor([0.0, 1, 1, 1])[:, None].expand(4, 2)
+    options = {"weight": torch.rand(5), "lse_square_scale": 0.1}
+    right = agt.linear_cross_entropy(x[1:], w, target[1:], **options)
+    (expected,) = torch.autograd.grad(right, w)
+    x[0] = value
+    found = agt.linear_cross_entropy(x, w, target, token_weight=token_weight, **options)
+    torch.testing.assert_close(found, right)
+    torch.testing.assert_close(torch.autograd.grad(found, w)[0], expected)
+
+
+def test_a_squared_lse_that_is_a_tensor():
+    x, w, target = torch.randn(4, 3), torch.randn(5, 2, 3), torch.randint(5, (4, 2))
+    loss = lambda scale: agt.linear_cross_entropy(x, w, target, weight=torch.ones(5), lse_square_scale=scale)  # noqa: E731
+    scales = torch.tensor([0.0, 0.1])
+    expected = torch.stack([loss(0.0), loss(0.1)])
+    torch.testing.assert_close(torch.vmap(loss)(scales), expected)
+    torch.testing.assert_close(torch.compile(loss, fullgraph=True, backend="aot_eager")(scales[1]), expected[1])
+
+
+@pytest.mark.parametrize(("name", "size"), [("token_weight", (4, 2)), ("weight", (5,))])
+def test_weights_of_integers(name, size):
+    x, w, target = torch.randn(4, 3), torch.randn(5, 2, 3), torch.randint(5, (4, 2))
+    with pytest.raises(ag.ParamTypeError, match=f"{name}: expected a floating dtype, got torch.int64"):
+        agt.linear_cross_entropy(x, w, target, **{name: torch.ones(size, dtype=torch.int64)})

@@ -635,6 +635,19 @@ def test_a_mean_does_not_depend_on_the_size_of_weights(size, shape, dim, dtype, 
         assert_right(ag.cross_entropy(**each, backend="reference"), right, dtype, f"reference {name}")
 
 
+@pytest.mark.parametrize("small", [1e-20, 1e-37])
+def test_class_weights_of_different_sizes(small, cpu_engines):
+    """Weights that float32 holds keep their digits beside much larger ones."""
+    x, target = np.array([[200, 0, 1]], np.float32), np.array([0])
+    arguments = {"class_weight": np.array([1e30, small, small]), "label_smoothing": 1.0, "reduction": "none"}
+    right = ag.cross_entropy(x.astype(np.float64), target, **arguments, backend="reference")
+    for engine in cpu_engines():
+        found = engine.call("cross_entropy", input=x, target=target, **arguments)
+        np.testing.assert_allclose(found.loss, right.loss, rtol=1e-5, err_msg=engine.name)
+        layer = ag.linear_cross_entropy(np.ones((1, 1), np.float32), x.T, target, **arguments)
+        np.testing.assert_allclose(layer.loss, right.loss, rtol=1e-5)
+
+
 @pytest.mark.parametrize("exponent", [-300, -50, 50, 300])
 @pytest.mark.parametrize(("shape", "dim"), PLACES[:4])
 def test_factors_meet_in_float64(exponent, shape, dim, dtype, cpu_engines):
@@ -688,7 +701,7 @@ def test_an_infinite_class_weight_makes_the_smoothed_loss_infinite(shape, dim, b
     x[..., 1] = 2
     x[0, ..., 2] = 1000
     weight = np.ones(shape[dim])
-    for place, size in itertools.product((0, 1), (np.inf, -np.inf)):
+    for place, size in itertools.product((0, 1, 2), (np.inf, -np.inf)):
         weight[:] = 1
         weight[place] = size
         arguments = {"class_weight": weight, "label_smoothing": 0.1, "reduction": "none", "backend": backend}

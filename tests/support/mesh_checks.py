@@ -294,6 +294,15 @@ def arrays_that_vary_along_different_axes(case):
 
 
 @check(FEW)
+def without_jit(case):
+    def make(function):
+        program = jax.shard_map(summed(function, "a"), mesh=mesh_of(4), in_specs=(specs(case, "a"),), out_specs=P())
+        return program(case.arrays)
+
+    same_or_refused(make, case)
+
+
+@check(FEW)
 def results_that_differ_are_not_equal_ones(case):
     """Results of a device's rows are refused where results equal on all devices are promised."""
 

@@ -20,12 +20,12 @@ typedef struct {
     double weight;          /* sum of the class weights of the entries so far */
     int64_t argmax;         /* vocabulary entry of the first maximum */
     /* ag_loss_row_finish writes: */
-    double power;           /* of two, about the factor of the products in the logits, that the coefficients are multiplied by */
-    double a, b, s;         /* coefficients of the gradient; s is that of class weights as accumulators hold them */
-    double kept_loss;       /* grad_loss (1 - label smoothing): w_k is its product with the weight of target k */
-    double kept_log_prob;   /* grad_log_prob */
+    double power;           /* a power of two, about the factor of the products in the logits */
+    double a, b, s;         /* coefficients of the gradient, times power; s is that of class weights as accumulators */
+    double kept_loss;       /* grad_loss (1 - label smoothing) power: w_k is its product with the weight of target k */
+    double kept_log_prob;   /* grad_log_prob power */
     double mean_gap;        /* max - m */
-    double certain_grad;    /* gradient with respect to the logit of the entry `certain` */
+    double certain_grad;    /* gradient with respect to the logit of the entry `certain`, times power */
     int64_t certain;        /* a nearly certain target, or -1 */
 } ag_loss_row;
 
@@ -49,8 +49,9 @@ AG_INLINE double ag_kept_weight(const ag_loss_row *row, double weight)
 AG_INLINE double ag_max_distance(double larger, double smaller) { return larger == smaller ? 0 : larger - smaller; }
 
 /* Compute the coefficients of the gradient of a row whose statistics are complete. `logits` are those of the targets,
- * `logit_scale` the factor of the products, `class_weight` (V,) or NULL the weights that smoothing uses, `class_sum` their sum, and `class_scale` as ag_class_scale
- * returns it. `vocab` and `class_sum` count the whole vocabulary, `class_weight` belongs to this part of it. */
+ * `logit_scale` the factor of the products. `class_weight` (V,) or NULL are the weights that smoothing uses, `class_sum` is
+ * their sum, and `class_scale` the result of ag_class_scale. `vocab` and `class_sum` count the whole vocabulary,
+ * `class_weight` belongs to this part of it. */
 static AG_UNUSED void ag_loss_row_finish(ag_loss_row *row, const ag_loss_targets *targets, const double *logits, double max,
                                          double rest, double logit_scale, double label_smoothing, ptrdiff_t vocab,
                                          const double *class_weight, double class_sum, double class_scale)
@@ -80,7 +81,7 @@ static AG_UNUSED void ag_loss_row_finish(ag_loss_row *row, const ag_loss_targets
         if (row->b != 0) row->certain_grad += ag_gradient_at_target(&statistics, logits[k], 0, row->b, 0, 0);
         if (row->s != 0) row->certain_grad -= row->s * (class_weight ? class_weight[entry] : 1);
     }
-    /* The gradient with respect to the products has the factor slope. Only the rest of it, near 1, is left to accumulators. */
+    /* The gradient with respect to the products has the factor slope. Accumulators multiply by the rest of it, near 1. */
     const double slope = fabs(logit_scale * row->inverse_temperature);
     row->power = slope == 0 ? 1 : ldexp(1, (int)fmin(fmax(logb(slope), -1022), 1022));
     row->a *= row->power, row->b *= row->power, row->s *= class_scale * row->power;
