@@ -108,11 +108,11 @@ def _text(error: BaseException) -> str:
 def check_agreement(facts: Sequence[dict[str, Any]], operator: str) -> None:
     """Check that every fact is the same on all ranks; otherwise raise the same error on all of them.
 
-    A card has no option that has its default.
+    The facts of a rank leave out options that have their defaults.
     """
     for rank, each in enumerate(facts):
         for name in {**facts[0], **each}:
-            first, other = (card.get(name, LOSS_DEFAULTS.get(name)) for card in (facts[0], each))
+            first, other = (of_rank.get(name, LOSS_DEFAULTS.get(name)) for of_rank in (facts[0], each))
             if first != other:
                 got = f"{first} on rank 0 and {other} on rank {rank}"
                 raise ParamInvalidError(f"{name}: expected the same on every rank, got {got}", operator=operator)

@@ -431,7 +431,7 @@ def summed_loss(
     # Rows without weight add nothing, whatever their lse is.
     counted = _are_counted(target, ignore_index, options) & (of_square != 0)
     squares = scale * torch.where(counted, cast(torch.Tensor, found.lse), 0) ** 2 * of_square
-    return found._replace(loss=found.loss + squares.sum().to(found.loss.dtype))
+    return found._replace(loss=found.loss + torch.where(counted, squares, 0).sum().to(found.loss.dtype))
 
 
 def _are_counted(target: torch.Tensor, ignore_index: int, options: Options) -> torch.Tensor:

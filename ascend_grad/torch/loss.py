@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 
+from ..arguments import shown
 from ..errors import AscendGradError, ParamInvalidError, rename
 from ..inspection import bound_call
 from .linear import IGNORE_INDEX, linear_cross_entropy
@@ -42,12 +44,17 @@ else:
 
         def extra_repr(self):
             names = "num_classes", "out_features", "bias", "reduction", "ignore_index", "label_smoothing", "options"
-            shown = vars(self) | {"bias": self.linear.bias is not None}
-            return ", ".join([f"in_features={self.linear.in_features}", *(f"{name}={shown[name]}" for name in names)])
+            values = vars(self) | {"bias": self.linear.bias is not None}
+            return ", ".join([f"in_features={self.linear.in_features}", *(f"{name}={values[name]}" for name in names)])
 
 
 def check_options(operator: str, **options: object) -> None:
-    """Check options of a module as a call does, with arrays of one element in place of its tensors."""
+    """Check options of a module as a call does, with arrays of one element instead of its tensors.
+
+    A compiler cannot trace the checks. The calls of modules that are made in a compiled function check the options.
+    """
+    if torch.compiler.is_compiling():
+        return
     arrays = {"input": np.zeros((1, 1)), "weight": np.zeros((1, 1)), "target": np.zeros(1, np.int64)}
     try:
         bound_call("linear_cross_entropy", (), {**arrays, **options, "backend": "cpu"})
@@ -117,6 +124,9 @@ class LinearCrossEntropyLoss(_Module):
     ):
         if weight is not None and weight.shape != (num_classes,):
             message = f"weight: expected shape {(num_classes,)}, one for each class, got {tuple(weight.shape)}"
+            raise ParamInvalidError(message, operator="LinearCrossEntropyLoss")
+        if not isinstance(out_features, Sequence) or not all(isinstance(n, int) and n > 0 for n in out_features):
+            message = f"out_features: expected a tuple of positive ints, got {shown(out_features)}"
             raise ParamInvalidError(message, operator="LinearCrossEntropyLoss")
         check_options(
             "LinearCrossEntropyLoss",

@@ -6,7 +6,8 @@ and a rule for `torch.vmap`. The modules `rowwise`, `linear`, `cross_entropy` an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
@@ -164,6 +165,7 @@ LINEAR = "linear_cross_entropy"
 #: Shards of vocabularies that are split over processes, by the number that is the operator's last argument.
 SHARDS: WeakValueDictionary[int, VocabularyShard]
 SHARDS = vars(torch.ops.ascend_grad).setdefault("_shards", WeakValueDictionary())
+SHARD_NUMBERS: Iterator[int] = vars(torch.ops.ascend_grad).setdefault("_shard_numbers", itertools.count())
 
 
 class Loss(NamedTuple):

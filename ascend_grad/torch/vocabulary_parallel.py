@@ -64,7 +64,7 @@ class VocabularyShard:
                     raise BackendUnavailableError(message, operator=_NAME)
 
         self.run(_NAME, check)
-        number = id(self)
+        number = next(operators.SHARD_NUMBERS)
         operators.SHARDS[number] = self
         return operators.apply(function, *problem._replace(shard=number))
 

@@ -79,17 +79,40 @@ static void ag_after_fork_in_child(void)
     ag_main_pool_is_lost = 0;
 }
 
-/* Note in *found whether libgomp was loaded before this module: objects are listed in the order of loading. */
-static int ag_find_libgomp(struct dl_phdr_info *object, size_t size, void *found)
+/* The folder of this package's modules, and whether libgomp was loaded before the first one. */
+typedef struct {
+    char folder[PATH_MAX];
+    size_t length;
+    int was_loaded;
+} ag_objects;
+
+/* Set the folder of the modules from the object that has this code, and stop there. */
+static int ag_find_folder(struct dl_phdr_info *object, size_t size, void *objects)
 {
     (void)size;
-    const char *name = strrchr(object->dlpi_name, '/');
+    ag_objects *to = objects;
     const ElfW(Addr) here = (ElfW(Addr))&ag_main_pool_is_lost - object->dlpi_addr;
+    const char *name = strrchr(object->dlpi_name, '/');
+    int is_own = 0;
     for (int i = 0; i < object->dlpi_phnum; i++) {
         const ElfW(Phdr) *segment = &object->dlpi_phdr[i];
-        if (segment->p_type == PT_LOAD && here - segment->p_vaddr < segment->p_memsz) return 1;
+        is_own |= segment->p_type == PT_LOAD && here - segment->p_vaddr < segment->p_memsz;
     }
-    return *(int *)found = name && strncmp(name, "/libgomp", 8) == 0;
+    if (!is_own) return 0;
+    to->length = name ? (size_t)(name + 1 - object->dlpi_name) : 0;
+    if (to->length >= sizeof to->folder) to->length = 0;
+    memcpy(to->folder, object->dlpi_name, to->length);
+    return 1;
+}
+
+/* Note whether an object is libgomp, and stop there or at the first module: objects are listed in the order of loading. */
+static int ag_find_libgomp(struct dl_phdr_info *object, size_t size, void *objects)
+{
+    (void)size;
+    ag_objects *to = objects;
+    const char *name = strrchr(object->dlpi_name, '/');
+    if (to->length && strncmp(object->dlpi_name, to->folder, to->length) == 0) return 1;
+    return to->was_loaded = name && strncmp(name, "/libgomp", 8) == 0;
 }
 
 /* Return whether this process is the child of a fork and has not executed a program since. */
@@ -126,12 +149,13 @@ static size_t ag_stack_size_of(const char *text)
 /* Prepare for forks, and read what later calls need. Called once, at import. */
 static void ag_openmp_init(void)
 {
-    int was_loaded = 0;
     ag_stack_size = ag_stack_size_of(getenv("OMP_STACKSIZE"));
     if (!ag_stack_size) ag_stack_size = ag_stack_size_of(getenv("GOMP_STACKSIZE"));
     if (!ag_kmp_fork_call && ag_is_forked()) {
-        dl_iterate_phdr(ag_find_libgomp, &was_loaded);
-        ag_main_pool_is_lost = was_loaded;
+        ag_objects objects = {.length = 0};
+        dl_iterate_phdr(ag_find_folder, &objects);
+        dl_iterate_phdr(ag_find_libgomp, &objects);
+        ag_main_pool_is_lost = objects.was_loaded;
     }
     pthread_atfork(ag_before_fork, NULL, ag_after_fork_in_child);
 }

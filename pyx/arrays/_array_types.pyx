@@ -437,7 +437,7 @@ cdef object explain(object value, str name, str operator):
         expected = "a tensor that is not quantised (dequantize() makes one)"
         refuse(name, operator, expected, f"dtype {value.dtype}")
     if str(value.dtype).startswith("torch.float8"):
-        refuse(name, operator, "a dtype that NumPy has, or bfloat16", f"{value.dtype}")
+        refuse(name, operator, "float32, float16, bfloat16, float64 or integers", f"{value.dtype}")
     if is_wrapped(value):
         expected = "a tensor with memory (ascend_grad.torch is for what torch.vmap and torch.func transform)"
         refuse(name, operator, expected, f"one that a transform wraps, of shape {tuple(value.shape)}")

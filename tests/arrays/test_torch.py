@@ -253,7 +253,7 @@ def refused() -> dict[str, tuple[torch.Tensor, str]]:
             "opaque": (x.to_mkldnn(), "got layout torch._mkldnn"),
             "quantised": (torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "got dtype torch.qint8"),
             "nested": (torch.nested.nested_tensor([x, x[:2]]), "got a nested tensor"),
-            "float8": (x.to(torch.float8_e4m3fn), "a dtype that NumPy has, or bfloat16, got torch.float8_e4m3fn"),
+            "float8": (x.to(torch.float8_e4m3fn), "float64 or integers, got torch.float8_e4m3fn"),
             "complex": (x.to(torch.complex64), "got complex64"),
             "int": (x.to(torch.int64), "got int64"),
         }

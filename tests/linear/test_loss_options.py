@@ -334,8 +334,8 @@ def test_a_bias_beyond_the_range_of_accumulators(options, cpu_engines):
             assert np.all(result.loss[is_large] > 3e38)
             np.testing.assert_allclose(result.loss[~is_large], right.loss[~is_large], rtol=1e-5)
         top, other = (ag.linear_top_k(x, w, 3, bias=bias, **options, backend=each) for each in ("cpu", "reference"))
-        assert np.array_equal(top.index[:, 0], other.index[:, 0])
-        assert np.allclose(top.log_prob[:, 0], other.log_prob[:, 0], rtol=1e-5)
+        assert np.array_equal(top.index[:, 0], other.index[:, 0]) or "softcap" in options  # which makes logits equal
+        np.testing.assert_allclose(top.log_prob[:, 0], other.log_prob[:, 0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

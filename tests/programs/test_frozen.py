@@ -38,7 +38,7 @@ UNNEEDED = (
 
 def test_a_frozen_program(tmp_path):
     program = tmp_path / "app.py"
-    program.write_text(PROGRAM)
+    program.write_text(PROGRAM, encoding="utf-8")
     packages = Path(ag.__file__).parents[1]  # an editable installation is not on the path that PyInstaller searches
     command = [sys.executable, "-P", "-m", "PyInstaller", "--noconfirm", "--log-level=ERROR", f"--paths={packages}"]
     excluded = [f"--exclude-module={name}" for name in UNNEEDED]

@@ -310,11 +310,15 @@ def _checked_shift(e: torch.Tensor, targets: torch.Tensor, shift: object) -> int
     if e.dim() < 1 or targets.shape != e.shape[:-1]:
         message = f"targets: expected the shape of e but for its last dimension, {tuple(e.shape[:-1])}, got "
         raise ParamInvalidError(f"{message}{tuple(targets.shape)}", operator=_NAME)
-    shift = int(shift) if isinstance(shift, (bool, int)) else integer(shift, "shift", _NAME)
+    return _shift_of(targets, shift, _NAME)
+
+
+def _shift_of(targets: torch.Tensor, shift: object, operator: str) -> int:
+    shift = int(shift) if isinstance(shift, (bool, int)) else integer(shift, "shift", operator)
     length = targets.shape[-1] if targets.dim() else 0
     if shift and not 0 <= shift < length:
         message = f"shift: expected an int from 0 to below {length}, got {shown(shift)}"
-        raise ParamInvalidError(message, operator=_NAME)
+        raise ParamInvalidError(message, operator=operator)
     return shift
 
 
@@ -452,7 +456,8 @@ def compute_z_loss(
     if targets is None:
         return squares if reduction == "none" else squares.mean() if reduction == "mean" else squares.sum()
     check_tensors(name, lse=lse, targets=targets)
-    counted = targets[..., int(shift) :] != ignore_index
+    shift = _shift_of(targets, shift, name)
+    counted = (targets[..., shift:] if shift else targets) != ignore_index
     if counted.shape != lse.shape:
         message = f"targets: expected shape {tuple(lse.shape)}, as lse has, after the shift, got {tuple(counted.shape)}"
         raise ParamInvalidError(message, operator=name)

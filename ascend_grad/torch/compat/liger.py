@@ -65,9 +65,7 @@ def _check_kinds(operator: str, settings: _Settings) -> None:
 
 
 def _check_settings(operator: str, settings: _Settings) -> None:
-    """Check the settings of a module when it is made. A compiler traces modules that a function makes: calls check."""
-    if torch.compiler.is_compiling():
-        return
+    """Check the settings of a module when it is made."""
     _check_kinds(operator, settings)
     names = "ignore_index", "lse_square_scale", "label_smoothing", "reduction", "softcap"
     check_options(operator, **{name: getattr(settings, name) for name in names})

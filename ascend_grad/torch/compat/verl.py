@@ -73,8 +73,10 @@ def linear_cross_entropy(
     """
     linear.refuse(_NAME, dist_process_group=dist_process_group)
     check_tensors(_NAME, hidden=hidden, labels=labels)
+    if hidden.dim() < 1:
+        raise ParamInvalidError("hidden: expected at least one dimension, got a tensor without any", operator=_NAME)
     tokens = hidden.shape[:-1].numel()
-    if hidden.dim() < 1 or labels.numel() != tokens:
+    if labels.numel() != tokens:
         expected = f"as many elements as hidden has tokens, {tokens}"
         raise ParamInvalidError(f"labels: expected {expected}, got shape {tuple(labels.shape)}", operator=_NAME)
     if isinstance(temperature, torch.Tensor) and temperature.dim() > 0:
