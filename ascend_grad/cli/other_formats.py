@@ -12,7 +12,7 @@ from .errors import listed
 _TORCH = "torch.load(PATH)['NAME'].numpy()"
 #: What else holds for files of torch.save.
 _OF_TORCH = (
-    "; a tensor that was saved alone has no ['NAME'], and one of bfloat16 takes .view(torch.int16).numpy() and"
+    "; a tensor that was saved alone has no ['NAME'], one that requires grad takes .detach(), and one of bfloat16 .view(torch.int16).numpy() and"
     " --dtype bfloat16"
 )
 #: What files begin with, what they are then, and Python that gives an array of them. PATH is the file's name.
@@ -49,7 +49,8 @@ def advice(path: str, file: IO[bytes]) -> str | None:
     names = _tensors(file, head)
     if names is not None:
         how = _saving("safetensors.numpy.load_file(PATH)['NAME']", path)
-        return f"it is a safetensors file with the tensors {listed(names)}; {how}"
+        bfloat16 = "import ml_dtypes first if it has bfloat16, and pass --dtype bfloat16 for such arrays"
+        return f"it is a safetensors file with the tensors {listed(names)}; {how} ({bfloat16})"
     if head and not os.path.basename(path).endswith(".npy") and _is_text(head):
         if not _is_number((head.replace(b",", b" ").split() or [b""])[0]):
             return "it is text"

@@ -50,6 +50,7 @@ extern void ag_kmp_fork_call(void) __asm__("__kmpc_fork_call") __attribute__((we
 static __thread int ag_pool;         /* threads in the pool of this thread, 0 if unknown; or AG_POOL_IS_LOST */
 static __thread int ag_child_pool;   /* what ag_pool becomes in the child of the current fork */
 static int ag_main_pool_is_lost;     /* whether the main thread of this process must not start a team */
+static int ag_place_cores;           /* cores of OpenMP's places, which it reads once; 0: it has no places */
 static size_t ag_stack_size;         /* bytes of the stacks of OpenMP's threads; 0: as for all threads */
 static _Atomic double ag_refused_at; /* time of the last refusal of threads; 0: none */
 
@@ -151,6 +152,7 @@ static void ag_openmp_init(void)
 {
     ag_stack_size = ag_stack_size_of(getenv("OMP_STACKSIZE"));
     if (!ag_stack_size) ag_stack_size = ag_stack_size_of(getenv("GOMP_STACKSIZE"));
+    for (int place = 0; place < omp_get_num_places(); place++) ag_place_cores += omp_get_place_num_procs(place);
     if (!ag_kmp_fork_call && ag_is_forked()) {
         ag_objects objects = {.length = 0};
         dl_iterate_phdr(ag_find_folder, &objects);
@@ -213,11 +215,13 @@ static void ag_record_pool(int threads)
     if (threads > 1 && !omp_in_parallel()) ag_pool = threads;
 }
 
-/* Return how many cores the calling thread's team may run on. OpenMP may have bound the calling thread to one of them,
- * and knows those of the process before. Otherwise the threads of a team have the affinity of the calling thread. */
+/* Return how many cores the calling thread's team may run on. OpenMP may have bound the calling thread to one of them: its
+ * threads then run on the cores of its places. Otherwise the threads of a team have the affinity of the calling thread. */
 static int ag_usable_cores(void)
 {
-    return omp_get_proc_bind() == omp_proc_bind_false ? ag_affinity_cores() : omp_get_num_procs();
+    if (omp_get_proc_bind() == omp_proc_bind_false) return ag_affinity_cores();
+    const int cores = omp_get_num_procs();
+    return ag_place_cores > 0 && ag_place_cores < cores ? ag_place_cores : cores;
 }
 
 #else

@@ -57,6 +57,16 @@ def test_threads_that_openmp_has_bound(binding, run_script):
     )
 
 
+@pytest.mark.parametrize("name", ["OMP_PLACES", "GOMP_CPU_AFFINITY"])
+def test_places_of_fewer_cores(name, run_script):
+    """OpenMP's threads share the cores of its places."""
+    core = str(min(os.sched_getaffinity(0)))
+    value = f"{{{core}}}" if name == "OMP_PLACES" else core
+    run_script(f"""{SETUP}
+    assert ag.get_num_threads() == threads() == 1
+    """, **{name: value})  # fmt: skip
+
+
 def test_all_bound_threads_of_a_linear_call_compute(run_script):
     """The threads of a team compute, not only the calling one."""
     run_script(
