@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -118,13 +119,15 @@ agd.cross_entropy(x, t).gradient  # error: attr-defined
 def output(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return what mypy prints about all programs. One process reads the types that they share only once."""
     folder = tmp_path_factory.mktemp("programs")
-    (folder / "mypy.ini").write_text(CONFIGURATION)
+    (folder / "mypy.ini").write_text(CONFIGURATION, encoding="utf-8")
     for library, program in PROGRAMS.items():
-        (folder / f"{library}_program.py").write_text("from typing import assert_type\n" + program)
+        (folder / f"{library}_program.py").write_text("from typing import assert_type\n" + program, encoding="utf-8")
+    root = Path(ag.__file__).parents[1]
+    is_installed = root == Path(sysconfig.get_path("platlib"))  # otherwise mypy does not find the package by itself
     done = subprocess.run(
         [sys.executable, "-m", "mypy", *(f"{library}_program.py" for library in PROGRAMS)],
         cwd=folder,
-        env=os.environ | {"MYPYPATH": str(Path(ag.__file__).parents[1])},
+        env=os.environ | ({} if is_installed else {"MYPYPATH": str(root)}),
         capture_output=True,
         text=True,
     )

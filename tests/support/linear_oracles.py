@@ -217,7 +217,8 @@ def top_k(s, *, input, weight, k, temperature=1.0, bias=None, logit_scale=1.0, s
     """Compute the k largest log-probabilities. The bound of the indices is infinite: `assert_top_k` checks them."""
     products = logits_of(s, input, weight)
     logits, error = capped(s, *products, bias=bias, logit_scale=logit_scale, softcap=softcap)
-    temperature = np.asarray(temperature, np.float64).reshape(-1, 1)
+    limit = 2.0**500 if s.p.eps == 2.0**-53 else 2.0**60
+    temperature = np.clip(np.asarray(temperature, np.float64).reshape(-1, 1), 1 / limit, limit)
     shifted = (logits - logits.max(-1, keepdims=True, initial=-np.inf)) / temperature
     rest = np.exp(shifted)
     np.put_along_axis(rest, logits.argmax(-1)[:, None], 0, axis=-1)
