@@ -62,7 +62,7 @@ assert_type(agt.cross_entropy(x, t), torch.Tensor)
 assert_type(agt.cross_entropy(x, t, w, reduction="none", temperature=t, ignore_index=3), torch.Tensor)
 assert_type(agt.cross_entropy(x, t, outputs=()), torch.Tensor)
 assert_type(agt.linear_cross_entropy(x, w, t, softcap=2.0, linear_bias=None, group=None), torch.Tensor)
-agt.linear_cross_entropy(x, w, t).backward()
+agt.linear_cross_entropy(x, w, t, denominator=t.sum()).backward()
 assert_type(agt.cross_entropy(x, t, outputs=("lse",)), agt.LossOutputs)
 found = agt.linear_cross_entropy(x, w, t, outputs=["log_prob", "entropy"], token_weight=t, num_threads=1)
 assert_type(found, agt.LossOutputs)
@@ -71,7 +71,7 @@ agt.cross_entropy(x, t, outputs=("lse",)).backward()  # error: attr-defined
 agt.linear_cross_entropy(x, w, t, outputs=("lse",)).backward()  # error: attr-defined
 agt.cross_entropy(x, t, smoothing=0.1)  # error: call-overload
 agt.cross_entropy(x, t, reduction="average")  # error: call-overload
-agt.linear_cross_entropy(x, w, t, softcap="1")  # error: call-overload
+agt.linear_cross_entropy(x, w, t, num_threads="1")  # error: call-overload
 
 assert_type(cce.linear_cross_entropy(x, w, t), torch.Tensor)
 loss, lse = cce.linear_cross_entropy(x, w, t, return_lse=True)
