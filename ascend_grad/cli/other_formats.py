@@ -12,8 +12,8 @@ from .errors import listed
 _TORCH = "torch.load(PATH)['NAME'].numpy()"
 #: What else holds for files of torch.save.
 _OF_TORCH = (
-    "; a tensor that was saved alone has no ['NAME'], one that requires grad takes .detach(), and one of bfloat16 .view(torch.int16).numpy() and"
-    " --dtype bfloat16"
+    "; a tensor that was saved alone has no ['NAME'], one that requires grad takes .detach(), and one of bfloat16"
+    " .view(torch.int16).numpy() and --dtype bfloat16"
 )
 #: What files begin with, what they are then, and Python that gives an array of them. PATH is the file's name.
 _FORMATS = (

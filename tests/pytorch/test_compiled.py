@@ -23,7 +23,7 @@ import ascend_grad.torch as agt
 #: The warnings come from torch's tracing of a `torch.autograd.Function`, and from the first import of Inductor.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated.*:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script.*` is deprecated"),
 ]
 
 TARGET = torch.tensor([1, 2, -100, 6])

@@ -194,7 +194,7 @@ def test_gradients_are_not_shared_with_what_is_accumulated():
     assert_close(w.grad, 3 * once.double(), torch.float32)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's jvp warns
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")  # torch's jvp warns
 def test_a_gradient_of_the_gradient_is_refused():
     x, w, target = problem()
     x.requires_grad_()

@@ -208,7 +208,7 @@ def test_values_of_a_lazy_view():
     assert_close(agt.softmax(x), torch.softmax(x.double(), -1), torch.float32)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's jvp warns
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")  # torch's jvp warns
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor.*:UserWarning")
 @pytest.mark.parametrize("function", [agt.softmax, agt.log_softmax])
 def test_errors(function):

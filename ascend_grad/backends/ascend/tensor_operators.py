@@ -170,6 +170,10 @@ class _Rows:
         return self.without_ignored(sys.modules["torch"].where(self._inside, numbers, NAN))
 
 
+def _is_infinite(tensor: Any) -> Any:
+    return (tensor == float("inf")) | (tensor == float("-inf"))
+
+
 def _float32(array: DeviceArray) -> Any:
     return tensor_of(array).to(sys.modules["torch"].float32)
 
@@ -193,7 +197,7 @@ def _linear_cross_entropy(queue: TorchQueue, call: Call) -> Results:
         )
     if a["outputs"]:
         log_sum = sum_exp_logits.log()
-        lse = sys.modules["torch"].where(logits_max.isinf(), logits_max, logits_max + log_sum)
+        lse = sys.modules["torch"].where(_is_infinite(logits_max), logits_max, logits_max + log_sum)
         results["lse"] = queue.array(rows.without_ignored(lse))
         results["log_prob"] = queue.array(rows.of_targets(predicted - log_sum))
     return tuple(results.get(name) for name in call.operator.results)
@@ -207,7 +211,7 @@ def _linear_cross_entropy_backward(queue: TorchQueue, call: Call) -> Results:
     torch: Any = sys.modules["torch"]
     a = call.arguments
     input, weight, lse = tensor_of(a["input"]), tensor_of(a["weight"]), _float32(a["lse"])
-    lse = torch.where(lse.isinf(), NAN, lse)  # no probability follows from an infinite one
+    lse = torch.where(_is_infinite(lse), NAN, lse)  # no probability follows from an infinite one
     rows, count = _Rows(call), call.dims["BT"]
     grad, places = rows.upstream(), rows.places
     if a["grad_log_prob"] is not None:
