@@ -627,9 +627,13 @@ def liger_cross_entropy(
         The class of each row, in [0, V), or `ignore_index`.
     weight : torch.Tensor, shape (V,), optional
         A weight for each class. A mean of the cross-entropy is divided by the sum of the targets' weights.
-    size_average, reduce : None
-        Not supported. Liger ignores them.
-    ignore_index, reduction, label_smoothing, lse_square_scale, softcap
+    size_average : None
+        Not supported. Liger ignores it.
+    ignore_index : int, default -100
+        As in `liger_fused_linear_cross_entropy`.
+    reduce : None
+        Not supported. Liger ignores it.
+    reduction, label_smoothing, lse_square_scale, softcap
         As in `liger_fused_linear_cross_entropy`.
     return_z_loss, return_token_accuracy, return_predicted_tokens : bool, default False
         As in `liger_fused_linear_cross_entropy`.
