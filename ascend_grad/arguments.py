@@ -50,7 +50,8 @@ def any_array(value: object, name: str, operator: str | None) -> np.ndarray:
     except MemoryError:
         raise
     except Exception as error:  # an object's own conversion may raise anything
-        _check_dense(value, name, operator)
+        if not hasattr(type(value), "__dask_graph__"):  # the error says what to do
+            _check_dense(value, name, operator)
         raise ParamTypeError(
             f"{name}: expected an array, got {type(value).__name__}, which does not convert: {error}", operator=operator
         ) from error
