@@ -286,11 +286,10 @@ class BuildExt(build_ext):
             compile_args.append("-DAG_EMULATE_AMX")
         if switch("ASCEND_GRAD_EMULATE_BFMMLA", "0"):
             compile_args.append("-DAG_EMULATE_BFMMLA")
-        # No program runs here if a cross compiler made it, or if the temporary folder forbids execution.
-        runs = not self.probe(PLAIN_PROBE, [], runs=True)
         if not switch("ASCEND_GRAD_OPENMP", "1"):
             print(NO_OPENMP.format("ASCEND_GRAD_OPENMP=0 asks for it"))
-        elif failure := self.probe(OPENMP_PROBE, ["-fopenmp"], runs=runs):
+        # No program runs here if a cross compiler made it, or if the temporary folder forbids execution.
+        elif failure := self.probe(OPENMP_PROBE, ["-fopenmp"], runs=not self.probe(PLAIN_PROBE, [], runs=True)):
             print(NO_OPENMP.format(failure))
         else:
             compile_args.append("-fopenmp")

@@ -50,23 +50,19 @@ def any_array(value: object, name: str, operator: str | None) -> np.ndarray:
     except MemoryError:
         raise
     except Exception as error:  # an object's own conversion may raise anything
-        if not hasattr(type(value), "__dask_graph__"):  # the error says what to do
-            _check_dense(value, name, operator)
+        _check_dense(value, name, operator)
         raise ParamTypeError(
             f"{name}: expected an array, got {type(value).__name__}, which does not convert: {error}", operator=operator
         ) from error
 
 
 def _check_dense(value: object, name: str, operator: str | None) -> None:
-    """Raise for sparse arrays and tables that NumPy does not convert to numbers, and name the call that converts."""
+    """Raise for sparse arrays, and name the call that converts them."""
     kind = type(value)
     for method in ("toarray", "todense"):
         if hasattr(kind, method):
             message = f"{name}: expected a dense array, got {kind.__name__}; pass {name}.{method}()"
             raise ParamTypeError(message, operator=operator)
-    if hasattr(kind, "to_numpy"):
-        message = f"{name}: expected numbers, got {kind.__name__} of objects; pass to_numpy() of its numeric columns"
-        raise ParamTypeError(message, operator=operator)
 
 
 def check_class(kind: type, name: str, operator: str | None) -> None:
@@ -93,6 +89,9 @@ def converted_by_numpy(value: object, name: str, operator: str | None = None) ->
     check_class(type(array), name, operator)
     if array.dtype == object:
         _check_dense(value, name, operator)
+        if hasattr(type(value), "to_numpy"):  # a table
+            got = f"{type(value).__name__} of objects; pass to_numpy() of its numeric columns"
+            raise ParamTypeError(f"{name}: expected numbers, got {got}", operator=operator)
     if array.dtype != object:  # a recursive list gives an object array
         for kind in arrays.classes_within(value):
             check_class(kind, name, operator)

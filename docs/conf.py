@@ -40,7 +40,7 @@ numpydoc_validation_exclude = {
     r"\.CrossEntropyOutput$",
     r"\.DeviceArray",
     r"\.Communicator$",
-    r"LinearCrossEntropyImpl$",  # the parameters are those of an enumeration
+    r"LinearCrossEntropyImpl$",  # enum.IntEnum defines its parameters
 }
 # In the types of arguments and in lists of exceptions, only names of this package are links.
 numpydoc_xref_param_type = True

@@ -2,7 +2,7 @@
 
 import resource
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 #: Names that a message lists.
 _LISTED = 5
@@ -37,18 +37,18 @@ def address_space() -> str:
 
 
 @contextmanager
-def reading(path: str) -> Iterator[None]:
+def _naming(path: str, what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(f"{path}: cannot be {what}: {error.strerror or error}") from error
+
+
+def reading(path: str) -> AbstractContextManager[None]:
     """Name the input in errors of the file system."""
-    try:
-        yield
-    except OSError as error:
-        raise CommandError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return _naming(path, "read")
 
 
-@contextmanager
-def writing(path: str) -> Iterator[None]:
+def writing(path: str) -> AbstractContextManager[None]:
     """Name the result in errors of the file system, which would name a temporary file or none."""
-    try:
-        yield
-    except OSError as error:
-        raise CommandError(f"{path}: cannot be written: {error.strerror or error}") from error
+    return _naming(path, "written")

@@ -206,10 +206,11 @@ def linear_cross_entropy(
     input : torch.Tensor, shape (N, in_features) or (in_features,)
         The layer's input; float32, float16, bfloat16 or float64.
     linear_weight : torch.Tensor, shape (C, in_features) or (C, d1, ..., in_features)
-        The layer's weight, of the dtype of `input`, in any layout. With further dimensions the loss has several ones:
-        each of its d1 * ... positions is a classification of its own, for which `input` has shape (N, in_features).
-        `target`, `token_weight`, `target_prob` and a tensor of temperatures have the dimensions d1, ... after N,
-        `linear_bias` after C. On the CPU, such losses of 16 bits are computed on a float32 copy of the weight.
+        The layer's weight, of the dtype of `input`, in any layout. With further dimensions the loss has several
+        dimensions: the classes are predicted separately at each of d1 * ... positions, from the same `input` of shape
+        (N, in_features). `target`, `token_weight`, `target_prob` and a tensor of temperatures have the dimensions d1,
+        ... after N, `linear_bias` after C. On the CPU, such losses of 16 bits are computed on a float32 copy of the
+        weight.
     target : torch.Tensor of int64 or int32, shape (N,) or (), or (N, K) or (K,) with `target_prob`
         The class of each row, in [0, C), or `ignore_index`. Of tensors on an Ascend NPU another value is no error: the
         row's loss, its row of the gradient of `input` and all of that of `linear_weight` are NaN.
@@ -535,7 +536,7 @@ def _check_positions(
     options: Options,
     shard: VocabularyShard | None,
 ) -> None:
-    """Check the shapes of a loss of several dimensions. Each position is checked later as a loss of its own."""
+    """Check the shapes of a loss of several dimensions. `unrounded_loss` checks everything else of each position."""
     tensors = {"token_weight": options.token_weight, "target_prob": options.target_prob}
     tensors |= {"linear_bias": options.linear_bias, "weight": options.weight}
     given = {name: each for name, each in tensors.items() if each is not None}
@@ -553,12 +554,10 @@ def _check_positions(
         expected = f"shape {('C', *positions, input.shape[-1])}"
         message = f"linear_weight: expected {expected}, got {tuple(linear_weight.shape)}"
         raise ParamInvalidError(message, operator=_NAME)
-    if positions.numel() == 0:
-        got = f"got shape {tuple(linear_weight.shape)}"
-        raise ParamInvalidError(f"linear_weight: expected at least one position, {got}", operator=_NAME)
-    if linear_weight.shape[0] == 0:
-        got = f"got shape {tuple(linear_weight.shape)}"
-        raise ParamInvalidError(f"linear_weight: expected at least one class, {got}", operator=_NAME)
+    for expected, count in (("position", positions.numel()), ("class", linear_weight.shape[0])):
+        if count == 0:
+            message = f"linear_weight: expected at least one {expected}, got shape {tuple(linear_weight.shape)}"
+            raise ParamInvalidError(message, operator=_NAME)
     for name in ("token_weight", "weight"):  # their sums are computed before the loss of a position checks them
         if name in given and not given[name].is_floating_point():
             message = f"{name}: expected a floating dtype, got {given[name].dtype}"
@@ -568,18 +567,18 @@ def _check_positions(
         if target.dim() != len(rows) + 1 or target.shape[:-1] != rows:
             message = f"target: expected shape {(*rows, 'K')}, as target_prob is given, got {tuple(target.shape)}"
             raise ParamInvalidError(message, operator=_NAME)
-        _check_shape(_NAME, "target_prob", options.target_prob, target.shape, "as target has")
+        check_shape(_NAME, "target_prob", options.target_prob, target.shape, "as target has")
     else:
-        _check_shape(_NAME, "target", target, torch.Size(rows), "one for each row and position")
+        check_shape(_NAME, "target", target, torch.Size(rows), "one for each row and position")
     if options.token_weight is not None:
-        _check_shape(_NAME, "token_weight", options.token_weight, torch.Size(rows), "one for each row and position")
+        check_shape(_NAME, "token_weight", options.token_weight, torch.Size(rows), "one for each row and position")
     if isinstance(options.temperature, torch.Tensor) and options.temperature.dim() > 0:
-        _check_shape(_NAME, "temperature", options.temperature, torch.Size(rows), "one for each row and position")
+        check_shape(_NAME, "temperature", options.temperature, torch.Size(rows), "one for each row and position")
     if options.linear_bias is not None:
         words = "that of linear_weight but for its last dimension"
-        _check_shape(_NAME, "linear_bias", options.linear_bias, linear_weight.shape[:-1], words)
+        check_shape(_NAME, "linear_bias", options.linear_bias, linear_weight.shape[:-1], words)
     if options.weight is not None:
-        _check_shape(_NAME, "weight", options.weight, linear_weight.shape[:1], "one for each class")
+        check_shape(_NAME, "weight", options.weight, linear_weight.shape[:1], "one for each class")
 
 
 def refuse(operator: str, **arguments: object) -> None:
@@ -644,13 +643,13 @@ def _check_arguments(
     for name in names.bias, names.class_weight:
         if name in given:
             words = f"one for each row of {names.weight}"
-            _check_shape(operator, name, given[name], linear_weight.shape[:1], words)
+            check_shape(operator, name, given[name], linear_weight.shape[:1], words)
     if options.token_weight is not None:
         words = f"one for each row of {names.input}"
-        _check_shape(operator, "token_weight", options.token_weight, input.shape[:-1], words)
+        check_shape(operator, "token_weight", options.token_weight, input.shape[:-1], words)
     if "temperature" in given and given["temperature"].dim() > 0:
         words = f"one for each row of {names.input}"
-        _check_shape(operator, "temperature", given["temperature"], input.shape[:-1], words)
+        check_shape(operator, "temperature", given["temperature"], input.shape[:-1], words)
     for name, tensor in given.items():
         if name != names.bias and tensor.requires_grad and torch.is_grad_enabled():
             message = "the loss has no gradient for it, got a tensor that requires grad (tensor.detach() does not)"
@@ -732,12 +731,12 @@ def _check_shapes(
         message = f"{names.weight}: expected shape (C, {input.shape[-1]}), got {tuple(linear_weight.shape)}"
         raise ParamInvalidError(message, operator=operator)
     if target_prob is None:
-        _check_shape(operator, names.target, target, input.shape[:-1], f"one for each row of {names.input}")
+        check_shape(operator, names.target, target, input.shape[:-1], f"one for each row of {names.input}")
         return
     if target.dim() != input.dim() or target.shape[:-1] != input.shape[:-1]:
         message = f"{names.target}: expected shape {(*input.shape[:-1], 'K')}, as target_prob is given, got "
         raise ParamInvalidError(f"{message}{tuple(target.shape)}", operator=operator)
-    _check_shape(operator, "target_prob", target_prob, target.shape, f"as {names.target} has")
+    check_shape(operator, "target_prob", target_prob, target.shape, f"as {names.target} has")
 
 
 def _check_target_dtype(names: Names, target: torch.Tensor) -> None:
@@ -747,7 +746,8 @@ def _check_target_dtype(names: Names, target: torch.Tensor) -> None:
         raise NotImplementedError(f"{names.operator}: {names.target}: {message}")
 
 
-def _check_shape(operator: str, name: str, tensor: torch.Tensor, shape: torch.Size, words: str) -> None:
+def check_shape(operator: str, name: str, tensor: torch.Tensor, shape: Sequence[int], words: str) -> None:
+    """Raise an error unless a tensor has this shape, which `words` explain."""
     if tensor.shape != shape:
         message = f"{name}: expected shape {tuple(shape)}, {words}, got {tuple(tensor.shape)}"
         raise ParamInvalidError(message, operator=operator)

@@ -12,7 +12,7 @@ import torch
 from ..arguments import shown
 from ..errors import AscendGradError, ParamInvalidError, rename
 from ..inspection import bound_call
-from .linear import IGNORE_INDEX, linear_cross_entropy
+from .linear import IGNORE_INDEX, check_shape, linear_cross_entropy
 from .outputs import LossOutputs
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ class LinearCrossEntropyLoss(_Module):
     in_features, num_classes : int
         The shape of the layer's weight, ``linear.weight``, is (num_classes, in_features).
     out_features : tuple of int, default ()
-        The dimensions (d1, ...) of a loss of several ones. The weight then has num_classes * d1 * ... rows, which are
-        those of a `linear_weight` of shape (num_classes, d1, ..., in_features) in order.
+        The dimensions (d1, ...) of a loss of several ones. The weight then has num_classes * d1 * ... rows, in the
+        order of a C-contiguous `linear_weight` of shape (num_classes, d1, ..., in_features).
     bias : bool, default False
         Whether the layer has a bias, ``linear.bias``, with an element for each row of the weight.
     device, dtype : optional
@@ -122,9 +122,8 @@ class LinearCrossEntropyLoss(_Module):
         softcap: float | None = None,
         outputs: Outputs = (),
     ):
-        if weight is not None and weight.shape != (num_classes,):
-            message = f"weight: expected shape {(num_classes,)}, one for each class, got {tuple(weight.shape)}"
-            raise ParamInvalidError(message, operator="LinearCrossEntropyLoss")
+        if weight is not None:
+            check_shape("LinearCrossEntropyLoss", "weight", weight, (num_classes,), "one for each class")
         if not isinstance(out_features, Sequence) or not all(isinstance(n, int) and n > 0 for n in out_features):
             message = f"out_features: expected a tuple of positive ints, got {shown(out_features)}"
             raise ParamInvalidError(message, operator="LinearCrossEntropyLoss")

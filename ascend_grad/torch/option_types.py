@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LinearOptions(LinearLossOptions[torch.Tensor, float | torch.Tensor], total=False):
-    """Options of the loss of a linear layer, with torch's names and those of this library."""
+    """Options of `ascend_grad.torch.linear_cross_entropy`. Options that torch has, too, have torch's names."""
 
     linear_bias: torch.Tensor | None
     weight: torch.Tensor | None

@@ -9,7 +9,8 @@
  *
  * The sum of exponentials relative to the maximum is 1 + rest, where `rest` leaves out one entry that has the maximum. A
  * probability that is almost 1 is told from 1 by `rest` alone. All sums here have terms of one sign, so that relative
- * errors of the statistics stay relative errors of the results. A NaN or an infinite maximum makes every result NaN, but for the lse of an infinite maximum.
+ * errors of the statistics stay relative errors of the results. A NaN makes every result NaN, and so does an infinite
+ * maximum, but for the lse.
  */
 #ifndef ASCEND_GRAD_LOSS_H
 #define ASCEND_GRAD_LOSS_H

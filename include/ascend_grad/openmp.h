@@ -1,13 +1,14 @@
-/* Where OpenMP's runtime library would hang or end the process: in children of a fork, and if the system refuses threads.
+/* Keep OpenMP's runtime library from hanging in children of a fork, and from ending the process if the system refuses
+ * threads.
  *
- * libgomp keeps the threads of a team for the next team of the same calling thread (its pool). After a fork the child has
- * only the thread that forked, whose pool lists threads that do not exist: the next team would wait for them forever. So
- * the pool of that thread is freed before the fork, whichever library has started it. Parent and child then start new
+ * libgomp keeps the threads of a team for the next team of the same calling thread (its pool). After a fork the child
+ * has only the thread that forked, whose pool lists threads that do not exist: the next team would wait for them forever.
+ * So the pool of that thread is freed before the fork, whichever library has started it. Parent and child then start new
  * threads when they need a team. The runtime of LLVM and Intel does this itself, in the child.
  *
  * A thread whose pool cannot be freed never starts a team in the child. That is a thread that forks within a team, or
- * in a libgomp older than GCC 9. It is also the main thread of a child that loads this library after the fork, if OpenMP
- * was loaded before.
+ * in a libgomp older than GCC 9. It is also the main thread of a child that loads this library after the fork, if
+ * OpenMP was loaded before.
  *
  * Both runtimes end the process if they cannot create a thread. So as many threads as a team adds to a pool are first
  * created and ended here. The process can still end if others take the system's last threads in between, or if another
@@ -169,7 +170,7 @@ static void *ag_wait_at_gate(void *gate)
     return NULL;
 }
 
-/* Return whether the system creates so many threads that exist at the same time; they end before the function returns. */
+/* Return whether the system creates `count` threads that exist at the same time. They end before the function returns. */
 static int ag_can_create_threads(int count)
 {
     pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
@@ -188,7 +189,7 @@ static int ag_can_create_threads(int count)
     return created == count;
 }
 
-/* Return whether a team of so many threads may be tried. */
+/* Return whether the calling thread may try to start a team of `threads` threads. */
 static int ag_may_start_team(int threads)
 {
     if (threads == 1) return 1;
@@ -196,8 +197,8 @@ static int ag_may_start_team(int threads)
     return threads <= ag_pool || ag_refused_at == 0 || (double)ag_coarse_ns() - ag_refused_at > AG_REFUSAL_TIME;
 }
 
-/* Return whether a team of so many threads will start. Threads that its pool lacks are created for a trial. A team
- * within a team has no pool. */
+/* Return whether a team of `threads` threads will start. Threads that the pool of the calling thread lacks are created
+ * for a trial. A team within a team has no pool. */
 static int ag_can_start_team(int threads)
 {
     const int pool = omp_in_parallel() || ag_pool < 1 ? 1 : ag_pool;

@@ -14,10 +14,10 @@ cimport numpy as cnp
 from cpython.dict cimport PyDict_GetItemWithError
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_New
-from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uintptr_t
 
 from ascend_grad cimport _dlpack, _memory
+from ascend_grad._memory cimport MAX_RANK
 
 from ._dlpack import OtherDeviceError
 from ._dtypes import BFLOAT16
@@ -25,16 +25,6 @@ from .arrays import AbstractDeviceArray
 from .errors import BackendUnavailableError, ParamTypeError
 
 cnp.import_array()
-
-cdef extern from "numpy/arrayobject.h":
-    object PyArray_NewFromDescr(
-        type subtype, cnp.dtype descr, int nd, const cnp.npy_intp *dims, const cnp.npy_intp *strides, void *data,
-        int flags, object obj
-    )
-    int PyArray_SetBaseObject(cnp.ndarray arr, object base) except -1
-
-cdef enum:
-    MAX_RANK = 64  # most dimensions of a NumPy array
 
 
 cdef class ArrayType:
@@ -204,13 +194,7 @@ cdef cnp.ndarray tensor_memory(int ndim, const cnp.npy_intp *shape, cnp.dtype dt
     if failure or data == NULL:
         return _memory.empty(ndim, shape, dtype)
     _memory.advise_huge_pages(<char *>data, count * dtype.itemsize)
-    Py_INCREF(dtype)  # the next calls steal these references
-    cdef cnp.ndarray array = PyArray_NewFromDescr(
-        cnp.ndarray, dtype, ndim, shape, NULL, data, cnp.NPY_ARRAY_CARRAY, None
-    )
-    Py_INCREF(tensor)
-    PyArray_SetBaseObject(array, tensor)
-    return array
+    return _memory.array_over(ndim, shape, dtype, data, tensor)
 
 
 cdef object tensor_under(cnp.ndarray array):

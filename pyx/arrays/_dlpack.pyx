@@ -14,6 +14,7 @@ from cpython.ref cimport Py_INCREF
 from libc.stdint cimport UINTPTR_MAX, int64_t, uintptr_t
 from libc.stdlib cimport free, malloc
 
+from ascend_grad._memory cimport MAX_RANK
 from ascend_grad._views cimport View, is_addressable
 
 from ._dtypes import BFLOAT16
@@ -55,9 +56,6 @@ cdef enum DataTypeCode:
     BFLOAT = 4
     COMPLEX = 5
     BOOL = 6
-
-cdef enum:
-    MAX_RANK = 64  # most dimensions of a NumPy array
 
 cdef const char *LEGACY = "dltensor"
 cdef const char *VERSIONED = "dltensor_versioned"

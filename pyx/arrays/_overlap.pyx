@@ -8,13 +8,10 @@ from numpy.exceptions import TooHardError
 
 cimport numpy as cnp
 
-from ascend_grad._memory cimport magnitude
+from ascend_grad._memory cimport MAX_RANK, magnitude
 from ascend_grad._views cimport View, size_of, view_of
 
 cnp.import_array()
-
-cdef enum:
-    MAX_RANK = 64  # most dimensions of a NumPy array
 
 
 cdef bint extent_of(const View *view, char **low, char **high) noexcept nogil:

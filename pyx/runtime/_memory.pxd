@@ -2,6 +2,7 @@ from libc.stdint cimport uintptr_t
 
 cimport numpy as cnp
 
+cdef cnp.ndarray array_over(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype, void *data, object owner)
 cdef cnp.ndarray empty(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype)
 cdef cnp.ndarray empty_aligned(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype)
 cdef cnp.ndarray at_aligned_address(cnp.ndarray array)
@@ -27,6 +28,7 @@ cdef extern from *:
 
 cdef enum:
     ALIGNMENT = 64
+    MAX_RANK = 64  # most dimensions of a NumPy array
 
 
 cdef inline Py_ssize_t magnitude(Py_ssize_t x) noexcept nogil:

@@ -132,11 +132,21 @@ cdef class Mapping:
             munmap(self.address, self.length)
 
 
+cdef cnp.ndarray array_over(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype, void *data, object owner):
+    """Return a C-contiguous array over memory that its owner keeps alive, which becomes the array's base."""
+    Py_INCREF(dtype)  # the next calls steal this reference, and the owner's below
+    cdef cnp.ndarray result = PyArray_NewFromDescr(
+        cnp.ndarray, dtype, ndim, shape, NULL, data, cnp.NPY_ARRAY_CARRAY, None
+    )
+    Py_INCREF(owner)
+    PyArray_SetBaseObject(result, owner)
+    return result
+
+
 cdef cnp.ndarray empty(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype):
     """Return a new C-contiguous array."""
     cdef Py_ssize_t nbytes = dtype.itemsize
-    cdef Mapping mapping = None
-    cdef cnp.ndarray result
+    cdef Mapping mapping
     cdef int axis
     for axis in range(ndim):
         if shape[axis] == 0:  # no memory is needed, however long the other axes are
@@ -147,15 +157,9 @@ cdef cnp.ndarray empty(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype):
         nbytes *= shape[axis]
     if <size_t>nbytes >= _threshold:
         mapping = Mapping(nbytes)
-    Py_INCREF(dtype)  # the next calls steal this reference, and the mapping's below
-    if mapping is None:
-        return PyArray_NewFromDescr(cnp.ndarray, dtype, ndim, shape, NULL, NULL, 0, None)
-    result = PyArray_NewFromDescr(
-        cnp.ndarray, dtype, ndim, shape, NULL, mapping.address, cnp.NPY_ARRAY_CARRAY, None
-    )
-    Py_INCREF(mapping)
-    PyArray_SetBaseObject(result, mapping)
-    return result
+        return array_over(ndim, shape, dtype, mapping.address, mapping)
+    Py_INCREF(dtype)  # the next call steals this reference
+    return PyArray_NewFromDescr(cnp.ndarray, dtype, ndim, shape, NULL, NULL, 0, None)
 
 
 cdef bint is_aligned(cnp.ndarray array) noexcept:
@@ -169,13 +173,7 @@ cdef cnp.ndarray empty_aligned(int ndim, const cnp.npy_intp *shape, cnp.dtype dt
     if is_aligned(result):
         return result
     memory = empty(1, &nbytes, _uint8)
-    Py_INCREF(dtype)  # the next calls steal this reference, and the memory's below
-    result = PyArray_NewFromDescr(
-        cnp.ndarray, dtype, ndim, shape, NULL, aligned(cnp.PyArray_BYTES(memory)), cnp.NPY_ARRAY_CARRAY, None
-    )
-    Py_INCREF(memory)
-    PyArray_SetBaseObject(result, memory)
-    return result
+    return array_over(ndim, shape, dtype, aligned(cnp.PyArray_BYTES(memory)), memory)
 
 
 cdef cnp.ndarray at_aligned_address(cnp.ndarray array):

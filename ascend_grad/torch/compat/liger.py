@@ -202,10 +202,7 @@ def _scaled_mean(
     of_row = of_square = probabilities / counted.sum()
     if options.weight is not None:
         check_tensors(names.operator, **{names.input: input, names.class_weight: options.weight})
-        if options.weight.shape != weight.shape[:1]:
-            expected = f"shape {tuple(weight.shape[:1])}, one for each class"
-            message = f"{names.class_weight}: expected {expected}, got {tuple(options.weight.shape)}"
-            raise ParamInvalidError(message, operator=names.operator)
+        linear.check_shape(names.operator, names.class_weight, options.weight, weight.shape[:1], "one for each class")
         of_target = options.weight.to(probabilities.dtype)[torch.where(counted, target, 0)] * counted
         of_row = probabilities / of_target.sum()
     return linear.summed_loss(input, weight, target, ignore_index, options, of_row, of_square, names=names)
