@@ -163,7 +163,7 @@ def fused_cross_entropy_loss_with_max_sum(
 
 def _factor_limits(dtype):
     """Return the least and the largest temperature and cap of logits. Others count as the nearest one."""
-    largest = 2.0**500 if dtype == np.float64 else 2.0**60
+    largest = 2.0**500 if dtype.type is np.float64 else 2.0**60  # of either byte order
     return 1 / largest, largest
 
 

@@ -176,6 +176,10 @@ def test_extreme_temperatures_count_as_the_nearest(backend):
         for result, same in zip(given, right, strict=True):
             assert_identical(result, same)
         assert not np.isnan(given.log_prob).any()
+    # Arrays of the other byte order have the limits of their dtype, too.
+    x, w = (array.astype(array.dtype.newbyteorder()) for array in (x, w))
+    log_prob = ag.linear_top_k(x, w, 4, temperature=2.0**-300, backend=backend).log_prob
+    assert_identical(log_prob[0], np.array([0, -3, -6, -9]) * 2.0**300)
 
 
 @pytest.mark.parametrize("rows", [1, 100])

@@ -5,6 +5,7 @@ FSDP frees and allocates the memory of parameters by `Storage.resize_`. The loss
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -108,17 +109,21 @@ print("done")
 def test_two_ranks(tmp_path: Path):
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, tmp_path, str(rank)],
+            [sys.executable, "-P", "-c", PROGRAM, tmp_path, str(rank)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
         for rank in range(2)
     ]
-    for rank in ranks:
-        output, _ = rank.communicate()
-        assert rank.returncode == 0, output
-        assert output.endswith("done\n")
+    with contextlib.ExitStack() as ends:
+        for rank in ranks:
+            ends.enter_context(rank)
+            ends.callback(rank.kill)  # a rank whose peer has failed would wait for it
+        for rank in ranks:
+            output, _ = rank.communicate()
+            assert rank.returncode == 0, output
+            assert output.endswith("done\n")
 
 
 def test_memory_of_results_is_freed():

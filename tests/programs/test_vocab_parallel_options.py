@@ -49,7 +49,7 @@ dist.destroy_process_group()
 
 def test_a_program_with_two_processes(tmp_path: Path):
     processes = [
-        subprocess.Popen([sys.executable, "-c", PROGRAM, tmp_path, str(rank)], stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([sys.executable, "-P", "-c", PROGRAM, tmp_path, str(rank)], stderr=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
     errors = [process.communicate()[1] for process in processes]
