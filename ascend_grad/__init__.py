@@ -30,14 +30,10 @@ from .errors import (
     UnsupportedDeviceError,
 )
 from .inspection import explain, get_include, show_config, workspace_size
-from .ops import (
-    cross_entropy,
+from .operators.functions import (
     fused_cross_entropy_loss_with_max_sum,
     fused_linear_cross_entropy_loss_grad,
     fused_linear_online_max_sum,
-    linear_cross_entropy,
-    linear_cross_entropy_backward,
-    linear_top_k,
     log_softmax,
     log_softmax_backward,
     scaled_masked_softmax,
@@ -45,12 +41,15 @@ from .ops import (
     softmax,
     softmax_backward,
 )
+from .operators.losses import cross_entropy, linear_cross_entropy, linear_cross_entropy_backward, linear_top_k
+from .operators.results import LossResult
 from .threads import get_num_threads, set_num_threads
 
 __all__ = [
     "AclError",
     "AscendGradError",
     "BackendUnavailableError",
+    "LossResult",
     "ParamInvalidError",
     "ParamNullptrError",
     "ParamTypeError",

@@ -37,6 +37,7 @@ from . import (  # noqa: F401
     _linear_schedule,
     _linear_top_k,
     _linear_vocab_streamed,
+    _loss_checks,
     _memory,
     _openmp,
     _overlap,

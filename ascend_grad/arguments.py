@@ -18,10 +18,6 @@ MAX_RANK = 8
 MAX_THREADS = max(256, os.cpu_count() or 1)
 #: Largest integer that fits an index of the compiled code.
 MAX_INDEX = sys.maxsize
-#: Largest number of log-probabilities that `linear_top_k` returns for each row.
-MAX_TOP_K = 128
-#: What losses can return in addition to the loss and its gradients.
-OUTPUTS = ("lse", "log_prob", "entropy", "predicted", "correct")
 
 
 def shown(value: object) -> str:

@@ -11,25 +11,28 @@ from typing import Any
 
 import numpy as np
 
-from . import _cpu, _openmp, config, contract, ops, threads
+from . import _cpu, _openmp, config, threads
 from ._call import Call
-from ._checks import least_workspace
 from ._dispatch import Explanation, prepared, requested
+from ._loss_checks import least_workspace
 from ._version import __version__
 from .arguments import shown
 from .backends import DEVICES, backends, cpu
 from .errors import MissingKernelError, ParamInvalidError, ProcessEndingError
+from .operators import functions, losses
+from .operators.options import MIN_WORKSPACE_BYTES
+from .operators.table import OPERATORS
 
 
 @functools.cache
 def _signature(op_name: str) -> inspect.Signature:
-    return inspect.signature(getattr(ops, op_name))
+    return inspect.signature(getattr(functions, op_name, None) or getattr(losses, op_name))
 
 
 def _check_name(op_name: object, function: str) -> None:
     """Refuse what is not the name of a public operator. `function` is the public function that got it."""
-    if not isinstance(op_name, str) or op_name not in contract.OPERATORS:
-        message = f"op_name: expected one of {', '.join(contract.OPERATORS)}, got {shown(op_name)}"
+    if not isinstance(op_name, str) or op_name not in OPERATORS:
+        message = f"op_name: expected one of {', '.join(OPERATORS)}, got {shown(op_name)}"
         raise ParamInvalidError(message, operator=function)
 
 
@@ -45,7 +48,7 @@ def _arguments(op_name: str, args: tuple, kwargs: dict) -> dict[str, Any]:
 
 def _checked_call(op_name: str, arguments: dict[str, Any]) -> tuple[Call, int, Explanation]:
     """Return a checked call, its number of threads (0: the default), and how it would be computed."""
-    operator = contract.OPERATORS[op_name]
+    operator = OPERATORS[op_name]
     values = [arguments[name] for name in operator.parameters]
     return prepared(operator, values, arguments.get("out"), arguments["backend"], arguments["num_threads"])
 
@@ -132,7 +135,7 @@ def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
     least = arguments.get("workspace_bytes")
     if type(least) is int and least == 0:
         call, _, _ = _checked_call(op_name, {**arguments, "workspace_bytes": None})
-        return max(contract.MIN_WORKSPACE_BYTES, least_workspace(call))
+        return max(MIN_WORKSPACE_BYTES, least_workspace(call))
     call, num_threads, choice = _checked_call(op_name, arguments)
     for device in DEVICES:
         if device.NAME == choice.backend:

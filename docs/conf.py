@@ -36,7 +36,7 @@ numpydoc_validation_checks = {"GL06", "GL07", "PR01", "PR02", "PR03", "RT01"}
 numpydoc_validation_exclude = {
     r"Error$",
     r"\.results\.",
-    r"\.LossOutputs$",
+    r"\.LossResult$",
     r"\.CrossEntropyOutput$",
     r"\.DeviceArray",
     r"\.Communicator$",

@@ -29,10 +29,11 @@ from samples import DTYPES, OPERATORS, Problem
 from stand_in import StandIn, build
 
 import ascend_grad as ag
-from ascend_grad import _cpu, contract, npu
+from ascend_grad import _cpu, npu
 from ascend_grad.backends import REGISTRY
 from ascend_grad.backends.ascend import backend as npu_backend
 from ascend_grad.backends.ascend import runtime
+from ascend_grad.operators import table
 
 hypothesis.settings.register_profile(
     "suite",
@@ -249,7 +250,7 @@ class Engine:
         expected = linear_oracles.expected(problem) if expected is None else expected
         if self.name == "npu":
             expected = linear_oracles.claimed_of_a_device(expected, problem)
-        names = contract.OPERATORS[problem.operator].results[: len(expected)]  # a loss has further results with options
+        names = table.OPERATORS[problem.operator].results[: len(expected)]  # a loss has further results with options
         for name, result, right in zip(names, results, expected, strict=True):
             if result is None or right is None:
                 assert result is None

@@ -11,7 +11,7 @@ import numpy as np
 from .. import arrays
 from .._call import Call, ResultSpec
 from .._rowwise_python import MASKED_LOGIT
-from ..contract import LINEAR, LOSSES
+from ..operators.table import LINEAR, LOSSES
 from . import loss_reference
 
 NAME = "reference"

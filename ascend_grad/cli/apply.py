@@ -7,10 +7,9 @@ import inspect
 
 import ascend_grad as ag
 
-from .. import contract
 from .._call import Operator
 from ..arrays import BFLOAT16, FLOATING_DTYPES
-from ..contract import linear
+from ..operators import table
 from . import apply_npy, apply_zarr
 from .apply_job import Job, takes_out
 from .errors import CommandError, out_of_memory
@@ -19,11 +18,11 @@ from .options import add_execution_options, add_file_options, progress_bar
 from .zarr_inputs import is_zarr
 
 OPERATORS = (
-    *contract.ROWWISE,
-    linear.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD,
-    linear.FUSED_LINEAR_ONLINE_MAX_SUM,
-    linear.FUSED_CROSS_ENTROPY_LOSS_WITH_MAX_SUM,
-    linear.LINEAR_TOP_K,
+    *table.ROWWISE,
+    table.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD,
+    table.FUSED_LINEAR_ONLINE_MAX_SUM,
+    table.FUSED_CROSS_ENTROPY_LOSS_WITH_MAX_SUM,
+    table.LINEAR_TOP_K,
 )
 #: The logits, which exist in memory alone. All other results of that operator are small.
 NOT_OFFERED = {"vocab_parallel_logits"}
@@ -118,11 +117,11 @@ def _add_operator(subparsers, operator: Operator) -> None:
         operator.name,
         help=summary,
         description=f"{summary}.",
-        epilog=f"{FILES}{ZARR if operator in contract.ROWWISE else ''}\n{STATUSES}",
+        epilog=f"{FILES}{ZARR if operator in table.ROWWISE else ''}\n{STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    inputs = INPUTS | {"input": "the layer's input" if operator in contract.LINEAR else "values to take the softmax of"}
+    inputs = INPUTS | {"input": "the layer's input" if operator in table.LINEAR else "values to take the softmax of"}
     for name in operator.array_names:
         parser.add_argument(_option(name), required=True, metavar="FILE", help=inputs[name])
     for name in _optional_files(operator):
@@ -154,11 +153,11 @@ def _add_operator(subparsers, operator: Operator) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    operator = contract.OPERATORS[args.operator]
+    operator = table.OPERATORS[args.operator]
     names = [name for name in (*operator.array_names, *_optional_files(operator)) if getattr(args, name) is not None]
     results = _results(args, operator)
     settings = {name: getattr(args, name) for name in SETTINGS if hasattr(args, name)}
-    if operator is linear.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD:
+    if operator is table.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD:
         settings["output_mask"] = [name in results for name in operator.results]
     job = Job(
         operator,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from numpy.typing import NDArray
 
-from .. import contract
 from .._call import Call, ResultSpec
+from ..operators import table
 from .apply_job import Job, fit, takes_out
 from .array_file import AddressSpaceError, ArrayFile
 from .boxes import boxes
@@ -31,7 +31,7 @@ def run(job: Job, result_options: dict[str, str]) -> None:
             name: files.enter_context(open_array(path, job.raw_dtype_of(name))) for name, path in job.sources.items()
         }
         job.check_raw_dtype({name: file.dtype for name, file in inputs.items()})
-        is_rowwise = job.operator in contract.ROWWISE
+        is_rowwise = job.operator in table.ROWWISE
         arguments = {name: file.stand_in if is_rowwise else file.read(file.whole) for name, file in inputs.items()}
         call, backend = job.validated(arguments)
 

@@ -9,7 +9,7 @@ from time import perf_counter
 
 import numpy as np
 
-from .. import contract
+from ..operators import table
 from .apply_job import Job
 from .errors import CommandError
 from .new_zarr import Layout, new_zarr
@@ -70,7 +70,7 @@ def _parts(inputs: list[ZarrInput], grid: Grid, axis: int) -> Iterator[Part]:
 
 
 def _check_sources(job: Job) -> None:
-    if job.operator not in contract.ROWWISE:
+    if job.operator not in table.ROWWISE:
         raise CommandError(f"{job.operator.name}: Zarr arrays are for row-wise operators")
     other = next(source for source in job.sources.values() if is_zarr(source))
     for source in job.sources.values():

@@ -13,8 +13,8 @@ from dask.delayed import Delayed, delayed
 from numpy.typing import NDArray
 
 from .._call import Call, Operator
-from ..contract.linear import LINEAR_CROSS_ENTROPY, LINEAR_TOP_K
-from ..results import LinearCrossEntropy, LinearTopK, with_outputs
+from ..operators.results import LinearTopK, LossResult, loss_result
+from ..operators.table import LINEAR_CROSS_ENTROPY, LINEAR_TOP_K
 from . import means, token_chunks
 from .arrays import as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in, validated
 
@@ -50,7 +50,7 @@ def linear_cross_entropy(
     outputs: Sequence[Literal["lse", "log_prob", "entropy", "predicted", "correct"]] = (),
     backend: str | None = None,
     num_threads: int | None = 1,
-) -> LinearCrossEntropy[da.Array]:
+) -> LossResult[da.Array]:
     r"""Compute the cross-entropy loss of a linear layer and its gradients, like `ascend_grad.linear_cross_entropy`.
 
     Each chunk of tokens is a task that computes its losses, its outputs and all gradients. The gradients of the weight
@@ -209,7 +209,7 @@ def linear_cross_entropy(
             results[name] = da.from_delayed(reduced, (), spec.dtype)
     fields = (*(("bias_grad",) if bias is not None else ()), *call.arguments["outputs"])
     names = ("loss", "input_grad", "weight_grad", *fields)
-    return with_outputs(LinearCrossEntropy, fields, tuple(results[name] for name in names))
+    return loss_result(names, map(results.__getitem__, names))
 
 
 def linear_top_k(

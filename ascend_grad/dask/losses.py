@@ -11,8 +11,8 @@ import numpy as np
 from dask.delayed import Delayed, delayed
 from numpy.typing import NDArray
 
-from ..contract.losses import CROSS_ENTROPY
-from ..results import CrossEntropy, with_outputs
+from ..operators.results import LossResult, loss_result
+from ..operators.table import CROSS_ENTROPY
 from . import means, row_blocks
 from .arrays import as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in, validated
 
@@ -39,7 +39,7 @@ def cross_entropy(
     return_grad: bool = True,
     backend: str | None = None,
     num_threads: int | None = 1,
-) -> CrossEntropy[da.Array]:
+) -> LossResult[da.Array]:
     r"""Compute the cross-entropy loss of logits and its gradient, like `ascend_grad.cross_entropy`.
 
     Each block of `input` is a task that computes its losses, its gradient and its outputs. For a mean, the weights of
@@ -75,7 +75,7 @@ def cross_entropy(
 
     Returns
     -------
-    CrossEntropy
+    LossResult
         The loss, the gradient and the requested outputs as dask arrays, yet to be computed, of the shapes and dtypes
         that `ascend_grad.cross_entropy` gives them.
 
@@ -171,7 +171,7 @@ def cross_entropy(
         else:
             other = arrays["input"].chunks[axis : axis + 1] if name == "input_grad" else ()
             returned.append(_assembled(parts, chunks, axis, other, spec.dtype))
-    return with_outputs(CrossEntropy, requested, tuple(returned))
+    return loss_result(("loss", "input_grad", *requested), returned)
 
 
 def _blocks(arrays: dict[str, da.Array], chunks: tuple) -> dict[tuple[int, ...], dict[str, Delayed]]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 import ascend_grad as ag
 
 from .._call import Operator
-from ..contract import rowwise
+from ..operators import table
 from .arrays import as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in, validated
 
 
@@ -99,7 +99,7 @@ def softmax_backward(
     array([ 0.25, -0.25])
     """
     values = {"grad_output": grad_output, "output": output, "dim": dim}
-    return _blockwise(rowwise.SOFTMAX_BACKWARD, values, backend, num_threads)
+    return _blockwise(table.SOFTMAX_BACKWARD, values, backend, num_threads)
 
 
 def log_softmax_backward(
@@ -146,7 +146,7 @@ def log_softmax_backward(
     array([0., 0.])
     """
     values = {"grad_output": grad_output, "output": output, "dim": dim}
-    return _blockwise(rowwise.LOG_SOFTMAX_BACKWARD, values, backend, num_threads)
+    return _blockwise(table.LOG_SOFTMAX_BACKWARD, values, backend, num_threads)
 
 
 def scaled_masked_softmax_backward(
@@ -203,7 +203,7 @@ def scaled_masked_softmax_backward(
     array([[[0.25, 0.  ]]])
     """
     values = {"grad_output": grad_output, "y": y, "mask": mask, "scale": scale, "fix_triu_mask": fix_triu_mask}
-    return _blockwise(rowwise.SCALED_MASKED_SOFTMAX_BACKWARD, values, backend, num_threads)
+    return _blockwise(table.SCALED_MASKED_SOFTMAX_BACKWARD, values, backend, num_threads)
 
 
 def softmax(
@@ -240,7 +240,7 @@ def softmax(
     >>> agd.softmax(da.zeros((4, 2), chunks=(2, 2)))
     dask.array<softmax, shape=(4, 2), dtype=float64, chunksize=(2, 2), chunktype=numpy.ndarray>
     """
-    return _blockwise(rowwise.SOFTMAX, {"input": input, "dim": dim}, backend, num_threads)
+    return _blockwise(table.SOFTMAX, {"input": input, "dim": dim}, backend, num_threads)
 
 
 def log_softmax(
@@ -277,7 +277,7 @@ def log_softmax(
     >>> agd.log_softmax(da.zeros((4, 2), chunks=(2, 2))).compute()[0].round(3)
     array([-0.693, -0.693])
     """
-    return _blockwise(rowwise.LOG_SOFTMAX, {"input": input, "dim": dim}, backend, num_threads)
+    return _blockwise(table.LOG_SOFTMAX, {"input": input, "dim": dim}, backend, num_threads)
 
 
 def scaled_masked_softmax(
@@ -327,4 +327,4 @@ def scaled_masked_softmax(
     array([[[0.5, 0.5, 0. , 0. ]]])
     """
     values = {"x": x, "mask": mask, "scale": scale, "fix_triu_mask": fix_triu_mask}
-    return _blockwise(rowwise.SCALED_MASKED_SOFTMAX, values, backend, num_threads)
+    return _blockwise(table.SCALED_MASKED_SOFTMAX, values, backend, num_threads)

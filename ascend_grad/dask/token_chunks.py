@@ -11,7 +11,7 @@ import ascend_grad as ag
 
 from .._dispatch import run
 from ..arrays import accumulator_dtype
-from ..contract.linear import LINEAR_CROSS_ENTROPY
+from ..operators.table import LINEAR_CROSS_ENTROPY
 from . import means
 
 

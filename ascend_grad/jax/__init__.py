@@ -15,11 +15,9 @@ if not hasattr(jax, "enable_x64"):  # older JAX would round results of float64
 from .. import _xla_frame, _xla_losses  # type: ignore[attr-defined]  # noqa: F401  (see ascend_grad._compiled)
 from .cross_entropy import cross_entropy
 from .linear import linear_cross_entropy
-from .losses import LossOutputs
 from .rowwise import log_softmax, scaled_masked_softmax, softmax
 
 __all__ = [
-    "LossOutputs",
     "cross_entropy",
     "linear_cross_entropy",
     "log_softmax",

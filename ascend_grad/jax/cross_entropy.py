@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from .. import _xla_cross_entropy
+from ..operators.results import LossResult
 from .losses import (
     DIFFERENTIABLE,
-    LossOutputs,
     Settings,
     call,
     prepared,
@@ -148,7 +148,7 @@ def cross_entropy(
     class_weight: jax.Array | None = None,
     outputs: Outputs,
     **options: Unpack[LossOptions[jax.Array, float]],
-) -> LossOutputs: ...
+) -> LossResult[jax.Array]: ...
 
 
 def cross_entropy(
@@ -167,7 +167,7 @@ def cross_entropy(
     denominator: float | None = None,
     outputs: Outputs = (),
     num_threads: int | None = None,
-) -> jax.Array | LossOutputs:
+) -> jax.Array | LossResult[jax.Array]:
     r"""Compute the cross-entropy loss of logits, in one pass over the rows with its gradient.
 
     It is `ascend_grad.cross_entropy` for JAX, with the same formula and the same options.
@@ -206,7 +206,7 @@ def cross_entropy(
 
     Returns
     -------
-    jax.Array or LossOutputs
+    jax.Array or LossResult
         The loss; float32, or float64 if `input` is float64. With `outputs` it is the first field of a named tuple,
         `loss`, and the outputs are others.
 

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from .. import _xla_linear
+from ..operators.results import LossResult
 from .losses import (
     DIFFERENTIABLE,
-    LossOutputs,
     Settings,
     accumulator,
     call,
@@ -122,7 +122,7 @@ def linear_cross_entropy(
     bias: jax.Array | None = None,
     outputs: Outputs,
     **options: Unpack[LinearLossOptions[jax.Array, float]],
-) -> LossOutputs: ...
+) -> LossResult[jax.Array]: ...
 
 
 def linear_cross_entropy(
@@ -145,7 +145,7 @@ def linear_cross_entropy(
     softcap: float | None = None,
     outputs: Outputs = (),
     num_threads: int | None = None,
-) -> jax.Array | LossOutputs:
+) -> jax.Array | LossResult[jax.Array]:
     r"""Compute the cross-entropy loss of a linear layer, without storing all logits.
 
     It is `ascend_grad.linear_cross_entropy` for JAX, with the same formula and the same options. `jax.grad` computes
@@ -193,7 +193,7 @@ def linear_cross_entropy(
 
     Returns
     -------
-    jax.Array or LossOutputs
+    jax.Array or LossResult
         The loss; float32, or float64 if `input` is float64. With `outputs` it is the first field of a named tuple,
         `loss`, and the outputs are others.
 

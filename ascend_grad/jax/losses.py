@@ -10,33 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..operators.results import loss_result
 from .arrays import as_array, check
 from .meshes import compiled_call, sharded_as
 
 #: Outputs of a loss that have a gradient.
 DIFFERENTIABLE = ("lse", "log_prob", "entropy")
-
-
-class LossOutputs(NamedTuple):
-    """The loss and the requested outputs. An output that is not requested is None.
-
-    Numbers are float32, or float64 if the input is float64. The rows' numbers are 0 for ignored rows. Integers are
-    int32, or int64 while JAX has 64 bits.
-    """
-
-    # As in `ascend_grad.results`, a result that may be None has the type Any, too.
-    #: The loss, shape () for a mean or a sum, otherwise one number for each row.
-    loss: jax.Array
-    #: The logarithm of the sum of the exponentials of each row's logits.
-    lse: jax.Array | Any = None
-    #: The log-probability of each target.
-    log_prob: jax.Array | Any = None
-    #: The entropy of each row's probabilities, in nats.
-    entropy: jax.Array | Any = None
-    #: The class with the largest logit of each row, the first one of several; -1 for ignored rows.
-    predicted: jax.Array | Any = None
-    #: The number of rows whose target is the predicted class, shape ().
-    correct: jax.Array | Any = None
 
 
 class Settings(NamedTuple):
@@ -165,4 +144,5 @@ def with_temperatures(arrays: dict[str, jax.Array], rows: tuple[int, ...]) -> di
 def sharded_results(found: dict[str, jax.Array], settings: Settings, input: jax.Array, axis: int) -> Any:
     """Return what the function of a loss returns. The rows' numbers have the sharding of the rows of `input`."""
     found = {name: sharded_as(each, input, axis) if each.ndim else each for name, each in found.items()}
-    return LossOutputs(**found) if settings.outputs else found["loss"]
+    names = ("loss", *settings.outputs)
+    return loss_result(names, map(found.__getitem__, names)) if settings.outputs else found["loss"]

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..contract.linear import LOSS_DEFAULTS
 from ..errors import AscendGradError, ParamInvalidError, RankError
+from ..operators.options import OPTIONS
 from .communicators import Collectives
 
 _T = TypeVar("_T")
@@ -112,7 +112,8 @@ def check_agreement(facts: Sequence[dict[str, Any]], operator: str) -> None:
     """
     for rank, each in enumerate(facts):
         for name in {**facts[0], **each}:
-            first, other = (of_rank.get(name, LOSS_DEFAULTS.get(name)) for of_rank in (facts[0], each))
+            default = OPTIONS[name].default if name in OPTIONS else None
+            first, other = (of_rank.get(name, default) for of_rank in (facts[0], each))
             if first != other:
                 got = f"{first} on rank 0 and {other} on rank {rank}"
                 raise ParamInvalidError(f"{name}: expected the same on every rank, got {got}", operator=operator)

@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 from .. import arrays
 from .._call import checked
 from ..arguments import shown
-from ..contract.parallel import DATA_PARALLEL
 from ..errors import ParamInvalidError, ParamTypeError
-from ..results import LinearCrossEntropy
+from ..operators.ranks import DATA_PARALLEL
+from ..operators.results import LossResult
 from .agreement import Attempt, check_agreement
 from .device_shard import make_shard
 from .device_sums import DeviceMatrixSum, device_matrix_sum
@@ -76,7 +76,7 @@ def data_parallel_linear_cross_entropy(
     grad_entropy: ArrayLike | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
-) -> LinearCrossEntropy[NDArray]:
+) -> LossResult[NDArray]:
     """Compute the cross-entropy loss of a linear layer and its gradients, with the tokens split over ranks.
 
     Loss and weight gradient are what `ascend_grad.linear_cross_entropy` computes from the tokens of all ranks. A mean
@@ -252,7 +252,7 @@ def data_parallel_linear_cross_entropy(
     if count is None:  # every rank of comm knows, ranks of vocab_comm may not: solve() tells them and raises
         return shard.solve(inner, 0, token_sums)
 
-    def solve() -> LinearCrossEntropy:
+    def solve() -> LossResult:
         solved = shard.solve(inner, count, token_sums)
         inner.raise_kept()
         shard.write_token_summands(solved, sums[1:])

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import arrays, ops
+from .. import arrays
 from .._call import Call
 from ..backends.ascend.array import DeviceArray
 from ..backends.ascend.backend import copy_to_device_of
-from ..contract.parallel import given_over_ranks
 from ..errors import ParamInvalidError
-from ..results import LinearCrossEntropy
+from ..operators import functions
+from ..operators.ranks import given_over_ranks
+from ..operators.results import LossResult, loss_result
 from .agreement import Attempt
 from .communicators import Collectives
 from .device_sums import DeviceMatrixSum, device_matrix_sum
@@ -83,7 +84,7 @@ class DeviceShard(Shard):
         if self.wanted[1] and self._weight_grad is None and self._weight_sum is None:  # no tokens or no vocabulary
             self._weight_grad = np.zeros(self.weight.shape, self.dtype)
 
-    def convert_results(self, result: LinearCrossEntropy, attempt: Attempt, ranks: Collectives) -> LinearCrossEntropy:
+    def convert_results(self, result: LossResult, attempt: Attempt, ranks: Collectives) -> LossResult:
         """Return the results as arrays on the device, or raise on every rank if one of them failed."""
 
         def put() -> list[Any]:
@@ -92,7 +93,7 @@ class DeviceShard(Shard):
         there = attempt.run(put)
         attempt.share(ranks)
         assert there is not None  # otherwise share() has raised
-        return LinearCrossEntropy(*self._call.in_library(there))
+        return loss_result(result._fields, self._call.in_library(there))
 
 
 class DeviceChunk(RowChunk):
@@ -143,7 +144,7 @@ class DeviceChunk(RowChunk):
     def _compute_statistics(self) -> None:
         """Set the row maxima, the sums and the rows whose target is on another rank."""
         problem = self._problem
-        found: Any = ops.fused_linear_online_max_sum(
+        found: Any = functions.fused_linear_online_max_sum(
             problem.input,
             problem.weight,
             problem.target,
@@ -160,11 +161,13 @@ class DeviceChunk(RowChunk):
         maxima, exponentials, predicted = (
             self._to_device(np.ascontiguousarray(each)) for each in (self.maxima, *self.sums.T)
         )
-        losses: Any = ops.fused_cross_entropy_loss_with_max_sum(maxima, exponentials, predicted, **problem.execution)[0]
+        losses: Any = functions.fused_cross_entropy_loss_with_max_sum(
+            maxima, exponentials, predicted, **problem.execution
+        )[0]
         self._losses[...] = losses.numpy()
         if not (any(self._output_mask) and problem.weight.shape[0]):
             return
-        gradients: Any = ops.fused_linear_cross_entropy_loss_grad(
+        gradients: Any = functions.fused_linear_cross_entropy_loss_grad(
             self._to_device(problem.grad),
             problem.input,
             problem.weight,

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import arrays
-from ..contract.parallel import OUTPUT_GRADIENTS, given_over_ranks
 from ..errors import BackendUnavailableError
-from ..results import LinearCrossEntropy, with_outputs
+from ..operators.options import OUTPUT_GRADIENTS
+from ..operators.ranks import given_over_ranks
+from ..operators.results import LossResult, loss_result
 from .agreement import Attempt
 from .communicators import Collectives
 from .row_statistics import (
@@ -101,7 +102,7 @@ class OptionShard(Shard):
 
     # -- the loss and the gradients --
 
-    def solve(self, attempt: Attempt, count: int, token_sums: VectorSums | None = None) -> LinearCrossEntropy:
+    def solve(self, attempt: Attempt, count: int, token_sums: VectorSums | None = None) -> LossResult:
         attempt.run(self._check_targets)
         attempt.run(self._find_statistics)
         self._ranks.allreduce(self._maxima, "max")
@@ -124,13 +125,13 @@ class OptionShard(Shard):
     def token_summands(self) -> int:
         return super().token_summands + 1 + (0 if self.bias_grad is None else len(self.bias_grad))
 
-    def write_token_summands(self, result: LinearCrossEntropy, out: NDArray) -> None:
+    def write_token_summands(self, result: LossResult, out: NDArray) -> None:
         super().write_token_summands(result, out)
         out[1] = result.correct if "correct" in self._outputs else 0
         if self.bias_grad is not None:
             out[2:] = self.bias_grad
 
-    def with_sums_of_tokens(self, result: LinearCrossEntropy, sums: NDArray) -> LinearCrossEntropy:
+    def with_sums_of_tokens(self, result: LossResult, sums: NDArray) -> LossResult:
         result = super().with_sums_of_tokens(result, sums)
         if "correct" in self._outputs:
             result = result._replace(correct=np.asarray(sums[1], np.int64))  # type: ignore[call-arg]  # one of its fields
@@ -139,7 +140,7 @@ class OptionShard(Shard):
             self._round_bias_grad()
         return result
 
-    def convert_results(self, result: LinearCrossEntropy, attempt: Attempt, ranks: Collectives) -> LinearCrossEntropy:
+    def convert_results(self, result: LossResult, attempt: Attempt, ranks: Collectives) -> LossResult:
         attempt.raise_kept()
         return result._replace(**dict(zip(result._fields, self._call.in_library(result))))
 
@@ -210,7 +211,7 @@ class OptionShard(Shard):
         elif self._a["reduction"] == "mean":
             self._denominators[...] = self._a["denominator"]
 
-    def _finish(self) -> LinearCrossEntropy:
+    def _finish(self) -> LossResult:
         """Compute the loss, the outputs and the gradients from the statistics of the whole vocabulary."""
         square = self._a["lse_square_scale"]
         if self._denominators[0] == 0 or (square and self._denominators[1] == 0):
@@ -223,8 +224,8 @@ class OptionShard(Shard):
         if "bias" in self._vectors:
             values["bias_grad"] = self._rounded_bias_grad
         names = (*(("bias_grad",) if "bias" in self._vectors else ()), *self._outputs)
-        fields = (*LinearCrossEntropy._fields, *names)
-        return with_outputs(LinearCrossEntropy, names, tuple(values[name] for name in fields))
+        fields = ("loss", "input_grad", "weight_grad", *names)
+        return loss_result(fields, map(values.__getitem__, fields))
 
     def _reduced_loss(self) -> NDArray:
         cross_entropy, square = self._losses_of_rows()

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import _linear_python, ops
+from .. import _linear_python
 from .._dispatch import prepared
-from ..contract.linear import FUSED_LINEAR_ONLINE_MAX_SUM
+from ..operators import functions
+from ..operators.table import FUSED_LINEAR_ONLINE_MAX_SUM
 from .part_backend import PartBackend
 from .ranges import vocab_range
 from .row_statistics import PartStatistics, RowStatistics, comparable_maxima, empty_part, write_summands
@@ -167,7 +168,7 @@ class HostChunk(RowChunk):
             if self._caches_logits:
                 self._logits = np.empty((len(input), len(weight)), self._losses.dtype)
             return self._backend.statistics(input, weight, target, self._options, self._logits)
-        found = ops.fused_linear_online_max_sum(input, weight, target, *bounds, **problem.execution)
+        found = functions.fused_linear_online_max_sum(input, weight, target, *bounds, **problem.execution)
         part = empty_part(len(self.maxima), 1)
         part.numbers[0], part.numbers[1] = found.logits_max, found.sum_exp_logits
         part.numbers[1] -= 1
@@ -242,7 +243,7 @@ class HostChunk(RowChunk):
         elsewhere = (
             ~self._is_here | (self._place < entries.start) | (self._place >= entries.stop) | (self._logits is not None)
         )
-        ops.fused_linear_cross_entropy_loss_grad(
+        functions.fused_linear_cross_entropy_loss_grad(
             grad,
             problem.input,
             problem.weight[entries],

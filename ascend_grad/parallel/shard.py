@@ -18,10 +18,9 @@ from .._call import Call
 from .._dispatch import requested
 from .._linear_python import default_workspace_bytes
 from ..arguments import MAX_INDEX, integer, shown, thread_count
-from ..contract.linear import LOSS_DEFAULTS
-from ..contract.parallel import OUTPUT_GRADIENTS
 from ..errors import ParamInvalidError, ParamTypeError
-from ..results import LinearCrossEntropy
+from ..operators.options import OPTIONS, OUTPUT_GRADIENTS
+from ..operators.results import LossResult, loss_result
 from .agreement import Attempt, check_agreement
 from .communicators import Collectives
 from .part_backend import PartBackend
@@ -198,7 +197,7 @@ class Shard:
 
     # -- the loss and the gradients --
 
-    def solve(self, attempt: Attempt, count: int, token_sums: VectorSums | None = None) -> LinearCrossEntropy:
+    def solve(self, attempt: Attempt, count: int, token_sums: VectorSums | None = None) -> LossResult:
         """Compute the loss and the gradients. For a mean, this shard's loss is the sum of its rows divided by `count`.
 
         `count` is the number of tokens in the mean, which may include other shards' tokens. `token_sums` adds over the
@@ -214,28 +213,28 @@ class Shard:
         loss = attempt.run(partial(self._loss, count))
         if self.input_sum is None:
             attempt.share(self._ranks)
-            return LinearCrossEntropy(loss, None, self._weight_grad)
-        return LinearCrossEntropy(loss, self.input_sum.result(attempt), self._weight_grad)
+            return LossResult(loss, input_grad=None, weight_grad=self._weight_grad)
+        return LossResult(loss, input_grad=self.input_sum.result(attempt), weight_grad=self._weight_grad)
 
     @property
     def token_summands(self) -> int:
         """Return the number of elements that `write_token_summands` writes."""
         return 1
 
-    def write_token_summands(self, result: LinearCrossEntropy, out: NDArray) -> None:
+    def write_token_summands(self, result: LossResult, out: NDArray) -> None:
         """Write the results that are sums over the tokens of all ranks."""
         out[0] = 0 if self._a["reduction"] == "none" else result.loss
 
-    def with_sums_of_tokens(self, result: LinearCrossEntropy, sums: NDArray) -> LinearCrossEntropy:
+    def with_sums_of_tokens(self, result: LossResult, sums: NDArray) -> LossResult:
         """Return the results with the sums over all ranks of what `write_token_summands` writes."""
         if self._a["reduction"] == "none":
             return result
         return result._replace(loss=np.asarray(sums[0], self.accumulator))
 
-    def convert_results(self, result: LinearCrossEntropy, attempt: Attempt, ranks: Collectives) -> LinearCrossEntropy:
+    def convert_results(self, result: LossResult, attempt: Attempt, ranks: Collectives) -> LossResult:
         """Return the results as arrays of the caller's library, or raise the kept exception."""
         attempt.raise_kept()
-        return LinearCrossEntropy(*self._call.in_library(result))
+        return loss_result(result._fields, self._call.in_library(result))
 
     def _solve_chunk(self, attempt: Attempt, rows: slice) -> None:
         """Compute the losses and the gradients of one row chunk."""
@@ -261,7 +260,7 @@ class Shard:
 
     def _part_options(self) -> dict[str, Any]:
         """Return the options as functions for parts of a vocabulary accept them."""
-        names = (*LOSS_DEFAULTS, *OUTPUT_GRADIENTS, "reduction", "ignore_index", "filter_eps")
+        names = (*OPTIONS, *OUTPUT_GRADIENTS, "reduction", "ignore_index", "filter_eps")
         more = {"vocab_start_index": self.start, "with_more": False, "with_outputs": False}
         return {**{name: self._a[name] for name in names}, **more}
 

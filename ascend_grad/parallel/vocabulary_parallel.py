@@ -9,9 +9,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from .._call import checked
 from ..arguments import shown, truth_value
-from ..contract.parallel import VOCABULARY_PARALLEL
 from ..errors import ParamInvalidError
-from ..results import LinearCrossEntropy
+from ..operators.ranks import VOCABULARY_PARALLEL
+from ..operators.results import LossResult
 from .agreement import Attempt
 from .device_shard import make_shard
 from .engines import collectives
@@ -60,7 +60,7 @@ def linear_cross_entropy(
     grad_entropy: ArrayLike | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
-) -> LinearCrossEntropy[NDArray]:
+) -> LossResult[NDArray]:
     """Compute the cross-entropy loss of a linear layer and its gradients, with the vocabulary split over ranks.
 
     All ranks of `comm` call it with the same tokens, each with its own rows of the weight. Loss and gradients are what

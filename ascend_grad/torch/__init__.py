@@ -25,7 +25,6 @@ from .fused import (
 )
 from .linear import linear_cross_entropy
 from .loss import LinearCrossEntropyLoss
-from .outputs import LossOutputs
 from .rowwise import (
     log_softmax,
     log_softmax_backward,
@@ -37,7 +36,6 @@ from .rowwise import (
 
 __all__ = [
     "LinearCrossEntropyLoss",
-    "LossOutputs",
     "compat",
     "cross_entropy",
     "fused_cross_entropy_loss_with_max_sum",

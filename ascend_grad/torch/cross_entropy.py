@@ -10,11 +10,13 @@ from torch.autograd import Function
 
 import ascend_grad as ag
 
-from ..arguments import MAX_INDEX, OUTPUTS, integer, shown, thread_count
+from ..arguments import MAX_INDEX, integer, shown, thread_count
 from ..errors import AscendGradError, ParamInvalidError, rename
+from ..operators.options import OUTPUTS
+from ..operators.results import LossResult
 from . import operators
 from .gradients import scaled, second_order_error, without_second_order
-from .outputs import Computed, LossOutputs, check_outputs, requested
+from .outputs import Computed, check_outputs, requested
 from .tensors import are_plain, check_tensors, detached, optional, refuse_jit_trace
 
 if TYPE_CHECKING:
@@ -232,7 +234,7 @@ def cross_entropy(
     ignore_index: int = -100,
     outputs: Outputs,
     **options: Unpack[LossOptions[torch.Tensor, float | torch.Tensor]],
-) -> LossOutputs: ...
+) -> LossResult[torch.Tensor]: ...
 
 
 def cross_entropy(
@@ -250,7 +252,7 @@ def cross_entropy(
     denominator: float | torch.Tensor | None = None,
     outputs: Outputs = (),
     num_threads: int | None = None,
-) -> torch.Tensor | LossOutputs:
+) -> torch.Tensor | LossResult[torch.Tensor]:
     r"""Compute the loss of `torch.nn.functional.cross_entropy`, in one pass over the rows with its gradient.
 
     The arguments from `token_weight` on are this library's. `ascend_grad.cross_entropy` describes the formula with all
@@ -288,7 +290,7 @@ def cross_entropy(
 
     Returns
     -------
-    torch.Tensor or LossOutputs
+    torch.Tensor or LossResult
         The loss in the dtype of `input`. Under autocast it is float32, or float64 if `input` is float64. With `outputs`
         it is the first field of a named tuple, `loss`, and the outputs are others.
 

@@ -12,7 +12,7 @@ from torch.autograd import Function
 import ascend_grad as ag
 
 from ..arguments import integer, pair_of_truth_values, real_number, thread_count, truth_value
-from ..results import OnlineMaxSum
+from ..operators.results import OnlineMaxSum
 from .operators import (
     accumulator,
     apply,

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Unpack, cas
 import torch
 from torch.autograd import Function
 
-from ..arguments import MAX_INDEX, OUTPUTS, integer, shown, thread_count
+from ..arguments import MAX_INDEX, integer, shown, thread_count
 from ..errors import AscendGradError, ParamInvalidError, ParamTypeError, rename
+from ..operators.options import OUTPUTS
+from ..operators.results import LossResult
 from . import operators
 from .gradients import scaled, second_order_error, without_second_order
-from .outputs import Computed, LossOutputs, check_outputs, computed_outputs, no_lse_error, requested, statistics
+from .outputs import Computed, check_outputs, computed_outputs, no_lse_error, requested, statistics
 from .tensors import check_tensors, refuse_jit_trace
 
 if TYPE_CHECKING:
@@ -168,7 +170,7 @@ def linear_cross_entropy(
     *,
     outputs: Outputs,
     **further: Unpack[LinearOptions],
-) -> LossOutputs: ...
+) -> LossResult[torch.Tensor]: ...
 
 
 def linear_cross_entropy(
@@ -195,7 +197,7 @@ def linear_cross_entropy(
     group: ProcessGroup | None = None,
     vocab_start_index: int | None = None,
     vocab_size: int | None = None,
-) -> torch.Tensor | LossOutputs:
+) -> torch.Tensor | LossResult[torch.Tensor]:
     r"""Compute the loss of `torch.nn.functional.linear_cross_entropy` without storing all logits.
 
     The first arguments are torch's. The arguments from `token_weight` on are this library's; the formula with all of
@@ -259,7 +261,7 @@ def linear_cross_entropy(
 
     Returns
     -------
-    torch.Tensor or LossOutputs
+    torch.Tensor or LossResult
         The loss in the dtype that torch gives it: the dtype of `input`. Under autocast it is float32, or float64 if
         `input` is float64. With `outputs` it is the first field of a named tuple, `loss`, and the outputs are others.
 
@@ -315,7 +317,7 @@ def _rounded_loss(
     filter_eps: float | torch.Tensor,
     num_threads: int | None,
     shard: VocabularyShard | None,
-) -> torch.Tensor | LossOutputs:
+) -> torch.Tensor | LossResult[torch.Tensor]:
     checked(shard, partial(_check_torch_options, torch_options, input))
     has_positions = isinstance(linear_weight, torch.Tensor) and linear_weight.dim() > 2
     found = (_loss_of_positions if has_positions else unrounded_loss)(

@@ -12,8 +12,8 @@ import torch
 from ..arguments import shown
 from ..errors import AscendGradError, ParamInvalidError, rename
 from ..inspection import bound_call
+from ..operators.results import LossResult
 from .linear import IGNORE_INDEX, check_shape, linear_cross_entropy
-from .outputs import LossOutputs
 
 if TYPE_CHECKING:
     from torch.nn import LinearCrossEntropyLoss as _Module
@@ -175,7 +175,7 @@ class LinearCrossEntropyLoss(_Module):
         token_weight: torch.Tensor | None = None,
         target_prob: torch.Tensor | None = None,
         denominator: float | torch.Tensor | None = None,
-    ) -> torch.Tensor | LossOutputs:
+    ) -> torch.Tensor | LossResult[torch.Tensor]:
         """Compute the loss.
 
         Parameters
@@ -189,7 +189,7 @@ class LinearCrossEntropyLoss(_Module):
 
         Returns
         -------
-        torch.Tensor or LossOutputs
+        torch.Tensor or LossResult
             The loss. With `outputs` it is the field `loss` of a named tuple, and the outputs are other fields.
         """
         linear_weight, linear_bias = self.linear.weight, self.linear.bias

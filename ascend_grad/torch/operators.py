@@ -19,8 +19,9 @@ from torch.utils.flop_counter import register_flop_formula
 
 import ascend_grad as ag
 
-from ..arguments import OUTPUTS, real_number, shown
+from ..arguments import real_number, shown
 from ..errors import ParamInvalidError, ParamTypeError
+from ..operators.options import OUTPUTS
 from .tensors import are_plain, are_readable, check_tensors, detached, optional
 
 if TYPE_CHECKING:

@@ -54,6 +54,9 @@ class Operator:
         optional: str = "",
         mixes: str = "",
         out: str | None = None,
+        operands: str = "",
+        mask: str = "",
+        scale: str = "",
     ) -> None: ...
 
 class Call:

@@ -1,4 +1,4 @@
-"""Calls of operators and their validation, compiled as it is part of every call. `contract` lists the operators.
+"""Calls of operators and their validation, compiled as it is part of every call. `operators.table` lists them.
 
 An `Operator` describes its parameters, its checks and its results. The first check that fails decides the error. A
 `Call` holds one value for every parameter. The checks themselves are in `_checks`.
@@ -236,6 +236,8 @@ cdef class Operator:
         ``"cross_entropy"``.
     out : str, optional
         The result that ``out`` is for, if it is one array; default: the first result.
+    operands, mask, scale : str, optional
+        The parameters that row-wise kernels take: one or two arrays, the mask, and the factor.
 
     Attributes
     ----------
@@ -249,7 +251,7 @@ cdef class Operator:
 
     def __init__(
         self, str name, str device_name, str parameters, *, str arrays, checks, results, str family, str kernels,
-        value_checks=(), str optional="", str mixes="", str out=None,
+        value_checks=(), str optional="", str mixes="", str out=None, str operands="", str mask="", str scale="",
     ):
         cdef Check check
         cdef Result result
@@ -279,9 +281,8 @@ cdef class Operator:
         self.out_index = 0 if out is None else self.results.index(out)
         self.family = {"rowwise": ROWWISE, "linear": LINEAR, "losses": LOSSES}[family]
         self.kernels = {ROWWISE: _rowwise_kernels, LINEAR: LINEAR_KERNELS, LOSSES: ("cross_entropy",)}[self.family].index(kernels)
-        operands = [each for each in self.array_names if each != "mask"]
-        for i, each in enumerate((operands[0], (operands + [None])[1], "mask", "scale")):
-            self.operand_slots[i] = self.slots.get(each, -1)
+        for i, each in enumerate((*operands.split(), "", "")[:2] + (mask, scale)):
+            self.operand_slots[i] = self.parameters.index(each) if each else -1
 
     def __repr__(self):
         return f"Operator({self.name!r})"
@@ -547,7 +548,7 @@ cdef int run_value_checks(Call call) except -1:
 
 
 cdef Call validate(Operator operator, list values, object out):
-    """Check one call against its contract and return it in the form that backends take."""
+    """Check one call by the checks of its operator, and return it in the form that backends take."""
     cdef Call call = Call.__new__(Call)
     call.operator, call.values, call.device_id, call.axis = operator, values, -1, -1
     call.has_out = out is not None

@@ -19,9 +19,10 @@ from ascend_grad._overlap cimport are_nested, may_share_memory
 from ascend_grad._views cimport View, is_addressable, matrix_view, size_of
 
 from . import arguments
+from .operators.options import MAX_TOP_K as MOST_TOP_K
 
 cdef int MAX_THREADS = arguments.MAX_THREADS
-cdef Py_ssize_t MAX_TOP_K = arguments.MAX_TOP_K
+cdef Py_ssize_t MAX_TOP_K = MOST_TOP_K
 
 cdef enum:  # inputs
     INPUT

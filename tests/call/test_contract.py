@@ -21,9 +21,9 @@ from linear_samples import GRADIENT, LINEAR, LOSS, TOP_K, WITHOUT_PROBLEMS
 from samples import ARRAYS, OPERATORS, assert_identical
 
 import ascend_grad as ag
-from ascend_grad import contract
 from ascend_grad import errors as library_errors
 from ascend_grad.backends import REGISTRY
+from ascend_grad.operators import table
 
 CASES = rowwise_faults.CASES | linear_faults.CASES
 
@@ -109,7 +109,7 @@ def test_every_stage_has_faults(case):
 
 @each_case
 def test_null_is_said_of_the_first(case, backend):
-    names = contract.OPERATORS[case.operator].array_names
+    names = table.OPERATORS[case.operator].array_names
     nothing = case.good_call() | dict.fromkeys(names)
     error = outcome(getattr(ag, case.operator), **nothing | {"backend": backend})
     assert type(error) is NULL
@@ -120,11 +120,11 @@ def test_null_is_said_of_the_first(case, backend):
 
 
 def test_operators_are_described_and_public():
-    assert {operator.name for operator in contract.ROWWISE} == set(OPERATORS)
-    for operator in contract.ROWWISE:
+    assert {operator.name for operator in table.ROWWISE} == set(OPERATORS)
+    for operator in table.ROWWISE:
         name = operator.name
         assert name in ag.__all__
-        assert contract.OPERATORS[name] is operator
+        assert table.OPERATORS[name] is operator
         assert operator.array_names == ARRAYS[name]
         parameters = inspect.signature(getattr(ag, name)).parameters
         assert tuple(parameters)[: len(ARRAYS[name])] == ARRAYS[name]
@@ -134,10 +134,10 @@ def test_operators_are_described_and_public():
 
 
 def test_linear_operators_are_described_and_public():
-    assert {operator.name for operator in contract.LINEAR} == {*LINEAR, TOP_K, *WITHOUT_PROBLEMS}
-    for operator in contract.LINEAR:
+    assert {operator.name for operator in table.LINEAR} == {*LINEAR, TOP_K, *WITHOUT_PROBLEMS}
+    for operator in table.LINEAR:
         assert operator.name in ag.__all__
-        assert contract.OPERATORS[operator.name] is operator
+        assert table.OPERATORS[operator.name] is operator
         parameters = inspect.signature(getattr(ag, operator.name)).parameters
         required = [p.name for p in parameters.values() if p.default is p.empty]
         assert required[: len(operator.array_names)] == list(operator.array_names)

@@ -10,7 +10,7 @@ import pytest
 import ascend_grad as ag
 from ascend_grad.cli import check_cases
 from ascend_grad.cli.main import main
-from ascend_grad.contract import OPERATORS
+from ascend_grad.operators.table import OPERATORS
 
 
 def test_the_cpu_passes(capsys, tmp_path):

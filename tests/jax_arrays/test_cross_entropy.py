@@ -49,7 +49,7 @@ def problem_of(option: str, dtype: str, shape: tuple[int, ...], dim: int, reduct
     @jax.jit
     def function(input):
         result = agj.cross_entropy(input, **given)
-        return result if isinstance(result, agj.LossOutputs) else agj.LossOutputs(result)
+        return result if isinstance(result, ag.LossResult) else ag.LossResult(result)
 
     return arguments, function
 

@@ -50,7 +50,7 @@ def loss_of(arrays: dict, settings: dict):
     @jax.jit
     def function(layer):
         result = agj.linear_cross_entropy(**layer, **others, **settings)
-        return result if settings.get("outputs") else agj.LossOutputs(result)
+        return result if settings.get("outputs") else ag.LossResult(result)
 
     return function, layer
 

@@ -33,9 +33,10 @@ from linear_samples import (
 from samples import BFLOAT16, DTYPES, assert_fresh, assert_identical, generator
 
 import ascend_grad as ag
-from ascend_grad import _cpu, _linear_python, contract
-from ascend_grad._checks import WorkspaceAndFilter
+from ascend_grad import _cpu, _linear_python
+from ascend_grad._loss_checks import Workspace
 from ascend_grad.bounds import ANY, CENTRED, ONE_SIGN
+from ascend_grad.operators import table
 
 
 @functools.lru_cache(maxsize=128)
@@ -315,7 +316,7 @@ def test_output_mask(mode, dtype, engine):
             engine.assert_solved(problem, results, tuple(e if c else None for e, c in zip(right, chosen, strict=True)))
 
 
-@pytest.mark.parametrize("nbytes", [contract.MIN_WORKSPACE_BYTES, 2**23, 2**40])
+@pytest.mark.parametrize("nbytes", [table.MIN_WORKSPACE_BYTES, 2**23, 2**40])
 def test_any_workspace(nbytes, dtype, cpu_engine):
     for shape in (Shape(97, 1500, 33), Shape(2100, 70, 40)):
         problem = gradient_problem(shape, dtype)
@@ -327,9 +328,9 @@ def test_any_workspace(nbytes, dtype, cpu_engine):
 @pytest.mark.parametrize(
     ("shape", "nbytes", "least"),
     [
-        ((1000, 800, 9), contract.MIN_WORKSPACE_BYTES, 2),
+        ((1000, 800, 9), table.MIN_WORKSPACE_BYTES, 2),
         ((32_000, 200, 3), 800_000, 65),
-        ((300, 9000, 5), contract.MIN_WORKSPACE_BYTES, 0),
+        ((300, 9000, 5), table.MIN_WORKSPACE_BYTES, 0),
     ],
     ids=str,
 )
@@ -402,8 +403,8 @@ CRAMPED = [
 
 @pytest.fixture
 def any_space(monkeypatch) -> None:
-    for operator in (contract.linear.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD, contract.linear.LINEAR_CROSS_ENTROPY):
-        (check,) = (check for check in operator.checks if isinstance(check, WorkspaceAndFilter))
+    for operator in (table.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD, table.LINEAR_CROSS_ENTROPY):
+        (check,) = (check for check in operator.checks if isinstance(check, Workspace))
         monkeypatch.setattr(check, "least", 1)
 
 
@@ -578,4 +579,4 @@ def test_a_filter_below_everything_changes_nothing(mode, dtype, engine):
 
 
 def test_every_linear_operator_is_tested():
-    assert {*PROBLEMS, *WITHOUT_PROBLEMS} == {operator.name for operator in contract.LINEAR}
+    assert {*PROBLEMS, *WITHOUT_PROBLEMS} == {operator.name for operator in table.LINEAR}

@@ -12,7 +12,7 @@ from linear_samples import GRADIENT, WHOLE, Shape, problem_of
 from samples import DTYPES, assert_identical
 
 import ascend_grad as ag
-from ascend_grad import contract
+from ascend_grad.operators import table
 
 #: The arguments that the softmax is taken or recomputed from.
 STATISTICS_OF_THE_GRADIENT = ("logits_max", "sum_exp_logits", "softmax")
@@ -257,7 +257,7 @@ def test_outs_of_any_kind_of_sequence(backend):
 def test_results_have_names(backend):
     for case, (operator, _) in CALLS.items():
         results = getattr(ag, operator)(**good_call(case, **taken(backend)) | {"backend": backend})
-        names = contract.OPERATORS[operator].results[: len(results)]  # further results of a loss are not requested
+        names = table.OPERATORS[operator].results[: len(results)]  # further results of a loss are not requested
         assert getattr(results, "_fields", names) == names
         assert isinstance(results, tuple)
 
@@ -301,7 +301,7 @@ def test_arrays_that_change_while_they_are_checked(changed, argument):
             return 0.0
 
         def __index__(self) -> int:
-            return int(self.__float__()) + contract.MIN_WORKSPACE_BYTES
+            return int(self.__float__()) + table.MIN_WORKSPACE_BYTES
 
     with pytest.raises(ag.ParamInvalidError) as info:
         ag.fused_linear_cross_entropy_loss_grad(**arguments | {argument: Number()})

@@ -12,6 +12,7 @@ from stand_in import StandIn
 import ascend_grad as ag
 from ascend_grad import _aclnn, npu
 from ascend_grad.backends.ascend import runtime
+from ascend_grad.operators import table
 
 FIRST_STAGES = (*OPERATORS, GRADIENT, STATISTICS, LOSS)
 
@@ -141,7 +142,7 @@ def test_failures(operator, device: StandIn) -> None:
         assert device.live() == before
     names = STATISTICS, LOSS, GRADIENT
     for name in names if operator == WHOLE else (operator,):
-        call = ag.contract.OPERATORS[name].device_name + "GetWorkspaceSize"
+        call = table.OPERATORS[name].device_name + "GetWorkspaceSize"
         device.fail(call, 1, 561103)
         with pytest.raises(ag.AclError, match=f"{operator}: {call} failed") as info:
             ag.workspace_size(operator, *args, **kwargs, backend="npu")

@@ -31,15 +31,15 @@ import numpy as np
 from numpy.typing import NDArray
 import ascend_grad as ag
 from ascend_grad import parallel
-from ascend_grad.results import CrossEntropy, LinearCrossEntropy
+from ascend_grad import LossResult
 
 x, w, t = np.zeros((2, 3)), np.zeros((4, 3)), np.array([0, 3])
 found = ag.cross_entropy(x, t, outputs=("lse", "entropy"))
-assert_type(found, CrossEntropy[NDArray])
+assert_type(found, LossResult[NDArray])
 assert_type(found.loss, NDArray)
 (found.input_grad * found.lse[:, None] + found.entropy.sum()).mean()
 layer = ag.linear_cross_entropy(x, w, t, bias=np.zeros(4), output_mask=(True, False))
-assert_type(layer, LinearCrossEntropy[NDArray])
+assert_type(layer, LossResult[NDArray])
 x -= 0.1 * layer.input_grad
 print(layer.bias_grad.shape, layer.predicted.max())
 print(ag.linear_cross_entropy_backward(x, w, t, lse=found.lse).weight_grad.sum())
@@ -63,9 +63,9 @@ assert_type(agt.cross_entropy(x, t, w, reduction="none", temperature=t, ignore_i
 assert_type(agt.cross_entropy(x, t, outputs=()), torch.Tensor)
 assert_type(agt.linear_cross_entropy(x, w, t, softcap=2.0, linear_bias=None, group=None), torch.Tensor)
 agt.linear_cross_entropy(x, w, t, denominator=t.sum()).backward()
-assert_type(agt.cross_entropy(x, t, outputs=("lse",)), agt.LossOutputs)
+assert_type(agt.cross_entropy(x, t, outputs=("lse",)), ag.LossResult)
 found = agt.linear_cross_entropy(x, w, t, outputs=["log_prob", "entropy"], token_weight=t, num_threads=1)
-assert_type(found, agt.LossOutputs)
+assert_type(found, ag.LossResult)
 (found.log_prob - 0.01 * found.entropy).sum().backward()
 agt.cross_entropy(x, t, outputs=("lse",)).backward()  # error: attr-defined
 agt.linear_cross_entropy(x, w, t, outputs=("lse",)).backward()  # error: attr-defined
@@ -93,7 +93,7 @@ import ascend_grad.jax as agj
 x, w, t = jnp.zeros((2, 3)), jnp.zeros((4, 3)), jnp.array([0, 3])
 assert_type(agj.cross_entropy(x, t, temperature=x, class_weight=w), jax.Array)
 assert_type(agj.linear_cross_entropy(x, w, t, bias=w, softcap=1.0, outputs=()), jax.Array)
-assert_type(agj.cross_entropy(x, t, -1, outputs=("lse",)), agj.LossOutputs)
+assert_type(agj.cross_entropy(x, t, -1, outputs=("lse",)), ag.LossResult)
 found = agj.linear_cross_entropy(x, w, t, outputs=["log_prob", "entropy"])
 (found.log_prob - 0.01 * found.entropy).sum()
 agj.cross_entropy(x, t, outputs=("lse",)).sum()  # error: attr-defined
@@ -102,10 +102,10 @@ agj.linear_cross_entropy(x, w, t, smoothing=0.1)  # error: call-overload
     "dask": """
 import dask.array as da
 import ascend_grad.dask as agd
-from ascend_grad.results import CrossEntropy
+from ascend_grad import LossResult
 
 x, w, t = da.zeros((2, 3)), da.zeros((4, 3)), da.zeros(2, dtype="i8")
-assert_type(agd.cross_entropy(x, t), CrossEntropy[da.Array])
+assert_type(agd.cross_entropy(x, t), LossResult[da.Array])
 agd.cross_entropy(x, t).loss.compute()
 agd.cross_entropy(x, t, outputs=("lse",)).lse.compute()
 agd.linear_cross_entropy(x, w, t).weight_grad.compute()

@@ -18,7 +18,8 @@ from fuzzed_arrays import DLPACK
 from samples import DTYPES
 
 import ascend_grad as ag
-from ascend_grad import _cpu, contract
+from ascend_grad import _cpu
+from ascend_grad.operators import table
 
 OPTIONS = fuzz.Options(1, ("numpy", "dlpack"))
 
@@ -57,7 +58,7 @@ def test_everything_occurs():
     without = ("softmax", "log_softmax", "rows", "loss_gradient")
     several = {(case, "library") for case in fuzzed_faults.STAGES if case not in without}
     libraries = {"numpy", *(library.name for library in DLPACK)}
-    expected = {*contract.OPERATORS, *DTYPES, *libraries, *stages, *several, "in place", "beside", 0, 1, 2, 3}
+    expected = {*table.OPERATORS, *DTYPES, *libraries, *stages, *several, "in place", "beside", 0, 1, 2, 3}
     assert expected <= set(seen)
 
 

@@ -134,7 +134,7 @@ def test_outputs_have_the_bits_of_the_call_of_arrays():
         right = ag.cross_entropy(
             x.detach().numpy(), target.numpy(), min(len(shape) - 1, 1), class_weight=weight.numpy(), outputs=names
         )
-        assert isinstance(found, agt.LossOutputs)
+        assert isinstance(found, ag.LossResult)
         assert found._fields == ("loss", "lse", "log_prob", "entropy", "predicted", "correct")
         for name in found._fields:
             assert torch.equal(getattr(found, name), torch.from_numpy(np.asarray(getattr(right, name))))

@@ -16,7 +16,7 @@ from torch_oracles import TOLERANCES, assert_close, value_and_gradients
 
 import ascend_grad as ag
 import ascend_grad.torch as agt
-from ascend_grad.arguments import OUTPUTS
+from ascend_grad.operators.options import OUTPUTS
 
 REDUCTIONS = ("mean", "sum", "none")
 N, H, C = 9, 5, 13
@@ -463,14 +463,14 @@ def test_batches_of_requested_outputs():
 def test_results_are_instances_of_the_exported_class(outputs: tuple[str, ...]):
     x, w, _, target = problem()
     found = agt.linear_cross_entropy(x, w, target, outputs=outputs)
-    assert isinstance(found, agt.LossOutputs)
+    assert isinstance(found, ag.LossResult)
     assert isinstance(found, tuple)
-    made = agt.LossOutputs(found.loss, **{name: getattr(found, name) for name in outputs})
+    made = ag.LossResult(found.loss, **{name: getattr(found, name) for name in outputs})
     for each in (made, pickle.loads(pickle.dumps(found)), found._replace(loss=found.loss)):
         assert type(each) is type(found)
         assert all(torch.equal(*pair) for pair in zip(each, found, strict=True))
-    assert not isinstance((found.loss,), agt.LossOutputs)
-    alone = agt.LossOutputs(found.loss)
+    assert not isinstance((found.loss,), ag.LossResult)
+    alone = ag.LossResult(found.loss)
     assert (alone._fields, alone.lse) == (("loss",), None)
 
 

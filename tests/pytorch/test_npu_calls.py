@@ -45,7 +45,7 @@ import ascend_grad as ag
 import ascend_grad.torch as agt
 from ascend_grad import npu, parallel
 from ascend_grad.backends.ascend.torch_npu import on_current_stream
-from ascend_grad.contract import OPERATORS as ALL
+from ascend_grad.operators.table import OPERATORS as ALL
 from ascend_grad.torch.compat import torch_npu as compat
 
 pytestmark = pytest.mark.usefixtures("torch_npu")

@@ -13,7 +13,7 @@ from linear_samples import TOP_K
 import ascend_grad as ag
 from ascend_grad.cli import check, check_calls, check_cases
 from ascend_grad.cli.main import main
-from ascend_grad.contract import OPERATORS
+from ascend_grad.operators.table import OPERATORS
 
 pytestmark = pytest.mark.usefixtures("torch_npu")
 

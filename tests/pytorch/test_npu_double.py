@@ -19,7 +19,7 @@ import ascend_grad as ag
 import ascend_grad.torch as agt
 from ascend_grad import npu
 from ascend_grad.backends.ascend import runtime
-from ascend_grad.contract import OPERATORS as ALL
+from ascend_grad.operators.table import OPERATORS as ALL
 
 
 @pytest.mark.usefixtures("torch_npu")

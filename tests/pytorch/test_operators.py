@@ -8,7 +8,7 @@ from torch_cases import loss_arguments
 
 import ascend_grad as ag
 import ascend_grad.torch  # this import registers the operators
-from ascend_grad.arguments import OUTPUTS
+from ascend_grad.operators.options import OUTPUTS
 
 OPS = torch.ops.ascend_grad
 

@@ -14,7 +14,7 @@ from torch_oracles import assert_close, linear_cross_entropy, value_and_gradient
 import ascend_grad as ag
 import ascend_grad.torch as agt
 from ascend_grad import parallel
-from ascend_grad.arguments import OUTPUTS
+from ascend_grad.operators.options import OUTPUTS
 
 
 @pytest.fixture(scope="module", params=[2, 3])

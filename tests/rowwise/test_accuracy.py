@@ -23,7 +23,7 @@ from samples import (
 )
 
 import ascend_grad as ag
-from ascend_grad import contract
+from ascend_grad.operators import table
 
 #: Sizes around the edges of vectors, of float32 chains and of column blocks.
 SIZES = (1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 255, 256, 257, 1000, 2047, 2048, 2049, 5000)
@@ -297,4 +297,4 @@ def test_gradients_are_finite_differences_of_the_forward_twins(operator, dim, ba
 
 
 def test_every_operator_is_tested():
-    assert set(OPERATORS) == {operator.name for operator in contract.ROWWISE}
+    assert set(OPERATORS) == {operator.name for operator in table.ROWWISE}

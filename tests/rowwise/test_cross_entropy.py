@@ -20,8 +20,8 @@ from hypothesis import assume, given
 from samples import DTYPES, generator
 
 import ascend_grad as ag
-from ascend_grad import contract
-from ascend_grad.results import CrossEntropy
+from ascend_grad import LossResult
+from ascend_grad.operators import table
 
 OUTPUTS = ("lse", "log_prob", "entropy", "predicted", "correct")
 
@@ -127,7 +127,7 @@ def test_random_calls(cpu_engines, data):
 # ---- bits ------------------------------------------------------------------------------------------------------------
 
 
-def same_bits(results: list[CrossEntropy]) -> bool:
+def same_bits(results: list[LossResult]) -> bool:
     return all(
         one is other is None or np.asarray(one).tobytes() == np.asarray(other).tobytes()
         for result in results[1:]
@@ -505,16 +505,16 @@ def test_fields_of_the_result():
     assert correct == 2
     assert correct.dtype == np.int64
     assert loss.dtype == lse.dtype == np.float32
-    assert isinstance(result, CrossEntropy)
+    assert isinstance(result, LossResult)
     assert pickle.loads(pickle.dumps(result))._fields == result._fields
     assert result._replace(lse=None, loss=1) == (1, None, correct, None)
     with pytest.raises(ValueError, match="unexpected field names"):
         result._replace(los=0)
     assert type(result)._make(result) == result
-    assert repr(result._make("abcd")) == "CrossEntropy(loss='a', input_grad='b', correct='c', lse='d')"
-    assert type(result).lse.__doc__ == CrossEntropy.lse.__doc__
+    assert repr(result._make("abcd")) == "LossResult(loss='a', input_grad='b', correct='c', lse='d')"
+    assert "each row's logits" in type(result).lse.__doc__
     match result:
-        case CrossEntropy(loss=first) if type(result).__match_args__ == result._fields:
+        case LossResult(loss=first) if type(result).__match_args__ == result._fields:
             assert first is loss
         case _:
             pytest.fail("the result does not match its class")
@@ -863,8 +863,8 @@ def test_nothing_is_written_before_everything_is_checked():
 
 
 def test_the_operator_is_described_and_public():
-    (operator,) = contract.LOSSES
-    assert operator is contract.OPERATORS["cross_entropy"]
+    (operator,) = table.LOSSES
+    assert operator is table.OPERATORS["cross_entropy"]
     assert operator.device_name is None
     assert "cross_entropy" in ag.__all__
 

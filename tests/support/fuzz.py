@@ -33,7 +33,8 @@ from fuzzed_faults import broken
 from samples import GUARD, assert_fresh, assert_identical, bytes_inside, native_copy
 
 import ascend_grad as ag
-from ascend_grad import _cpu, contract
+from ascend_grad import _cpu
+from ascend_grad.operators import table
 
 #: The share of invalid calls.
 FAULTY = 0.4
@@ -114,7 +115,7 @@ def check_refused(made: Made) -> None:
 def results_of(sample: Sample, given: Any) -> tuple[Any, ...]:
     """Return the results of a call as a tuple of the operator's length."""
     results = given if isinstance(given, tuple) else (given,)
-    assert len(results) == len(getattr(results, "_fields", contract.OPERATORS[sample.operator].results))
+    assert len(results) == len(getattr(results, "_fields", table.OPERATORS[sample.operator].results))
     return results
 
 
@@ -123,7 +124,7 @@ def plain_results(made: Made, results: tuple[Any, ...], *, fresh_checks: bool) -
     sample = made.sample
     outs = made.arguments.get("out")
     outs = (outs if sample.takes_pair else (outs,)) or ()
-    first = contract.OPERATORS[sample.operator].results.index(sample.result_of_out)
+    first = table.OPERATORS[sample.operator].results.index(sample.result_of_out)
     arrays: list[np.ndarray | None] = []
     for i, (result, dtype) in enumerate(zip(results, result_dtypes(sample), strict=True)):
         number = i - first
@@ -288,7 +289,7 @@ def run(options: Options, calls: int, processes: int, threads: int) -> int:
     counts: collections.Counter[tuple[str, bool]] = collections.Counter()
     while not totals.empty():
         counts += totals.get()
-    for operator in contract.OPERATORS:
+    for operator in table.OPERATORS:
         print(f"{operator:40}{counts[operator, False]:10} computed{counts[operator, True]:10} refused")
     print(f"{sum(counts.values())} calls of seed {options.seed} are as they have to be")
     return failed

@@ -33,8 +33,8 @@ from samples import (
     random_problem,
 )
 
-from ascend_grad import contract
 from ascend_grad.arrays import native
+from ascend_grad.operators import table
 
 SIZES = (0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 48, 65, 70, 130, 300)
 #: The share of calls with large shapes. Such a call takes several threads by default, and its rows have several splits.
@@ -88,7 +88,7 @@ class Sample:
     @property
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays among the arguments, in the order of the function's parameters, except unused ones."""
-        described = contract.OPERATORS[self.operator]
+        described = table.OPERATORS[self.operator]
         names = [name for name in described.parameters if name in described.array_names + described.optional_names]
         if self.case == "stored":
             names = [name for name in names if name not in ("logits_max", "sum_exp_logits")]
@@ -112,7 +112,7 @@ class Sample:
     @property
     def result_of_out(self) -> str:
         """Return the name of the first result that `out` is for."""
-        return "input_grad" if self.case == "rows" else contract.OPERATORS[self.operator].results[0]
+        return "input_grad" if self.case == "rows" else table.OPERATORS[self.operator].results[0]
 
     @property
     def takes_pair(self) -> bool:
@@ -437,7 +437,7 @@ def result_names(sample: Sample) -> tuple[str, ...]:
     """Return the names of the results in order."""
     if sample.is_loss:
         return fuzzed_losses.names_of_results(sample.arguments, sample.case)
-    return contract.OPERATORS[sample.operator].results[: len(result_dtypes(sample))]
+    return table.OPERATORS[sample.operator].results[: len(result_dtypes(sample))]
 
 
 def expectation(sample: Sample) -> Callable[[tuple[np.ndarray | None, ...], str], None]:

@@ -33,7 +33,7 @@ from linear_samples import GRADIENT, STATISTICS, TOP_K
 from producers import Own
 from samples import DTYPES, MASKED
 
-from ascend_grad import contract
+from ascend_grad.operators import table
 
 CASES = rowwise_faults.CASES | linear_faults.CASES
 
@@ -251,14 +251,14 @@ def unequal_dtypes(draw: Draw, sample: Sample) -> Iterator[Fault]:
 
 #: The arrays of each case. The array whose dtype is the dtype of the problem comes first.
 ALL_ARRAYS = {
-    case: sorted(contract.OPERATORS[each.operator].array_names, key=lambda name: name != "input")
-    + list(contract.OPERATORS[each.operator].optional_names)
+    case: sorted(table.OPERATORS[each.operator].array_names, key=lambda name: name != "input")
+    + list(table.OPERATORS[each.operator].optional_names)
     for case, each in CASES.items()
 }
 
 
 def faults_of_nothing(draw: Draw, sample: Sample) -> Iterator[Fault]:
-    for name in contract.OPERATORS[sample.operator].array_names:
+    for name in table.OPERATORS[sample.operator].array_names:
         yield Fault("null", name, "None", constant(None), NULL, name)
 
 

@@ -24,7 +24,7 @@ from fuzzed_calls import Sample
 from fuzzed_losses import DEFAULTS, UPSTREAM
 from linear_faults import NOT_A_BOOL, NOT_TWO_BOOLS
 
-from ascend_grad import contract
+from ascend_grad.operators import table
 
 _OPTIONS = (
     *("token_weight", "class_weight", "label_smoothing", "lse_square_scale", "temperature", "denominator", "bias"),
@@ -234,7 +234,7 @@ def _target_values(draw: Draw, sample: Sample) -> Iterator[Fault]:
 
 
 def _nothing(draw: Draw, sample: Sample) -> Iterator[Fault]:
-    for name in contract.OPERATORS[sample.operator].array_names:
+    for name in table.OPERATORS[sample.operator].array_names:
         yield Fault("null", name, "None", constant(None), NULL, name)
 
 

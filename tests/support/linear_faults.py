@@ -29,7 +29,7 @@ from linear_samples import GRADIENT, LOSS, STATISTICS, TOP_K, WHOLE, Shape, prob
 from samples import DTYPES
 
 import ascend_grad as ag
-from ascend_grad import contract
+from ascend_grad.operators import table
 
 CALLS = {
     "recomputed": (GRADIENT, {"mode": "recomputed"}),
@@ -125,7 +125,7 @@ INTEGERS = ("target", "masked_target")
 
 def arrays_of(case: str) -> dict[str, np.ndarray]:
     """Return the arrays of a good call in the order in which they are checked."""
-    operator, arguments = contract.OPERATORS[CALLS[case][0]], good_call(case)
+    operator, arguments = table.OPERATORS[CALLS[case][0]], good_call(case)
     names = (*operator.array_names, *operator.optional_names)
     return {name: arguments[name] for name in names if isinstance(arguments[name], np.ndarray)}
 
@@ -238,7 +238,7 @@ def faults_of(case: str) -> list[Fault]:
     operator, _ = CALLS[case]
     faults = faults_of_settings()
     faults += [
-        Fault("null", name, "None", constant(None), NULL, name) for name in contract.OPERATORS[operator].array_names
+        Fault("null", name, "None", constant(None), NULL, name) for name in table.OPERATORS[operator].array_names
     ]
     faults += [*faults_of_dtypes(case), *faults_of_shapes(case)]
     if operator == GRADIENT:
@@ -263,7 +263,7 @@ def faults_of(case: str) -> list[Fault]:
         faults += each("label_smoothing", "label_smoothing", NOT_A_NUMBER, TYPE)
         faults += faults_of_results(case)
     if operator in (GRADIENT, WHOLE, TOP_K):
-        values = {"one": 1, "negative": -1, "too small": contract.MIN_WORKSPACE_BYTES - 1, "beyond 64 bits": 2**70}
+        values = {"one": 1, "negative": -1, "too small": table.MIN_WORKSPACE_BYTES - 1, "beyond 64 bits": 2**70}
         faults += each("workspace_bytes", "workspace_bytes", values, INVALID)
         faults += each("workspace_bytes", "workspace_bytes", {k: v for k, v in NOT_AN_INT.items() if k != "None"}, TYPE)
     if operator in (GRADIENT, WHOLE):

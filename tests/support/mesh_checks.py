@@ -20,6 +20,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import ascend_grad as ag
 import ascend_grad.jax as agj
 
 ROWS, CLASSES, FEATURES, BATCH = 8, 6, 3, 2
@@ -73,7 +74,7 @@ def cross_entropy(
         "predicted": predicted,
         "correct": (is_counted & (predicted == ids[..., 0])).sum(),
     }
-    return agj.LossOutputs(loss, **{name: every[name] for name in outputs}) if outputs else loss
+    return ag.LossResult(loss, **{name: every[name] for name in outputs}) if outputs else loss
 
 
 def linear_cross_entropy(input, weight, target, *, bias=None, logit_scale=1.0, softcap=None, **options):

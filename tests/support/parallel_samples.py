@@ -9,8 +9,11 @@ import numpy as np
 from linear_samples import WHOLE, LinearProblem, problem_of
 from thread_ranks import Group, on_grid, on_ranks, returned
 
-from ascend_grad import parallel
-from ascend_grad.results import LinearCrossEntropy
+from ascend_grad import LossResult, parallel
+from ascend_grad.operators.results import loss_result
+
+#: The fields of the result of a linear layer's loss.
+LAYER = ("loss", "input_grad", "weight_grad")
 
 
 def whole(shape: tuple[int, int, int], dtype: str, **how: Any) -> LinearProblem:
@@ -40,12 +43,12 @@ def called(function: Callable, arrays: Sequence[Any], options: dict[str, Any], p
     if isinstance(options.get("grad_loss"), np.ndarray):
         options = options | {"grad_loss": put(options["grad_loss"])}
     results = function(*map(put, arrays), **options)
-    return LinearCrossEntropy(*(None if each is None else each.numpy() for each in results))
+    return loss_result(LAYER, [None if each is None else each.numpy() for each in results])
 
 
 def vocabulary_rank(
     problem: LinearProblem, cuts: Sequence[int], comm: Any, put: Callable | None = None, **options: Any
-) -> LinearCrossEntropy:
+) -> LossResult:
     """Call the function with the vocabulary entries of this rank."""
     a, rank = problem.arguments, rank_of(comm)
     return called(
@@ -63,7 +66,7 @@ def tokens_rank(
     entries: slice = slice(None),
     put: Callable | None = None,
     **options: Any,
-) -> LinearCrossEntropy:
+) -> LossResult:
     """Call the function with the tokens of this rank."""
     rank = rank_of(comm)
     rows = slice(cuts[rank], cuts[rank + 1])
@@ -97,7 +100,7 @@ def part_with_options(arguments: dict[str, Any], entries: slice, tokens: slice =
 
 def with_options(
     arguments: dict[str, Any], cuts: Sequence[int], group: Group | None = None, **options: Any
-) -> list[LinearCrossEntropy]:
+) -> list[LossResult]:
     """Call the function with options on ranks that split the vocabulary, and return their results."""
 
     def work(comm):
@@ -109,7 +112,7 @@ def with_options(
 
 def on_grid_with_options(
     arguments: dict[str, Any], cuts: Sequence[int], rows: Sequence[int], **options: Any
-) -> dict[tuple[int, int], LinearCrossEntropy]:
+) -> dict[tuple[int, int], LossResult]:
     """Call the function with options on a grid of ranks, and return their results by vocabulary rank and token rank."""
 
     def work(vocab_comm, comm):
@@ -124,7 +127,7 @@ def on_grid_with_options(
     return results
 
 
-def whole_with_options(results: Sequence[LinearCrossEntropy], share: Any = True) -> list[LinearCrossEntropy]:
+def whole_with_options(results: Sequence[LossResult], share: Any = True) -> list[LossResult]:
     """Return results with options of the whole problem by rank, from results of ranks that split the vocabulary."""
     plain = of_vocabulary(results, share)
     bias_grad = joined([each.bias_grad for each in results])
@@ -138,9 +141,7 @@ def whole_with_options(results: Sequence[LinearCrossEntropy], share: Any = True)
     ]
 
 
-def whole_of_grid(
-    results: dict[tuple[int, int], LinearCrossEntropy], reduction: str, share: Any = True
-) -> list[LinearCrossEntropy]:
+def whole_of_grid(results: dict[tuple[int, int], LossResult], reduction: str, share: Any = True) -> list[LossResult]:
     """Return results with options of the whole problem by rank, from results of a grid of ranks."""
     entries, tokens = (1 + max(place[axis] for place in results) for axis in (0, 1))
     found = []
@@ -163,7 +164,7 @@ def joined(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
     return None if parts[0] is None else np.concatenate(parts)
 
 
-def of_vocabulary(results: Sequence[LinearCrossEntropy], share: Any = True) -> list[LinearCrossEntropy]:
+def of_vocabulary(results: Sequence[LossResult], share: Any = True) -> list[LossResult]:
     """Return results of the whole problem by rank, from results of ranks that split the vocabulary."""
     weight_grad = joined([each.weight_grad for each in results])
     inputs = [each.input_grad for each in results]
@@ -171,10 +172,10 @@ def of_vocabulary(results: Sequence[LinearCrossEntropy], share: Any = True) -> l
         inputs = [np.concatenate(inputs)] * len(results)
     elif inputs[0] is not None and share is False:
         inputs = [sum(each.astype(np.float64) for each in inputs)] * len(results)
-    return [LinearCrossEntropy(each.loss, own, weight_grad) for each, own in zip(results, inputs)]
+    return [loss_result(LAYER, (each.loss, own, weight_grad)) for each, own in zip(results, inputs)]
 
 
-def of_tokens(results: Sequence[LinearCrossEntropy], reduction: str, share: Any = True) -> list[LinearCrossEntropy]:
+def of_tokens(results: Sequence[LossResult], reduction: str, share: Any = True) -> list[LossResult]:
     """Return results of the whole problem by rank, from results of ranks that split the tokens."""
     losses = [each.loss for each in results]
     if reduction == "none":
@@ -183,4 +184,4 @@ def of_tokens(results: Sequence[LinearCrossEntropy], reduction: str, share: Any 
     if weights[0] is not None and share == "scatter":
         weights = [np.concatenate(weights)] * len(results)
     input_grad = joined([each.input_grad for each in results])
-    return [LinearCrossEntropy(loss, input_grad, weight) for loss, weight in zip(losses, weights)]
+    return [loss_result(LAYER, (loss, input_grad, weight)) for loss, weight in zip(losses, weights)]

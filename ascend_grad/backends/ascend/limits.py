@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 from ... import _acl, arrays
 from ..._call import Call
-from ...contract import OPERATORS
-from ...contract.linear import given_options
 from ...errors import (
     AscendGradError,
     BackendUnavailableError,
@@ -20,6 +18,8 @@ from ...errors import (
     ParamTypeError,
     UnsupportedDeviceError,
 )
+from ...operators.options import given_options
+from ...operators.table import OPERATORS
 from ..base import Unsupported
 from . import determinism
 from .quirks import is_empty

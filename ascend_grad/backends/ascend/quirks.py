@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from ... import arrays
 from ..._call import Call
-from ...contract import ROWWISE
+from ...operators.table import ROWWISE
 from .array import DeviceArray
 from .session import Session
 

@@ -1,0 +1,464 @@
+"""The public functions of losses of logits and of linear layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from numpy.typing import ArrayLike, NDArray
+
+from .._dispatch import run
+from . import table
+from .documentation import Words, documented
+from .results import LinearCrossEntropyGradients, LinearTopK, LossResult, loss_result
+
+_OUTPUTS = table.CROSS_ENTROPY.slots["outputs"]
+
+
+@documented(Words(rows="", targets=""))
+def cross_entropy(
+    input: ArrayLike,
+    target: ArrayLike,
+    dim: int = -1,
+    *,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    ignore_index: int = -100,
+    class_weight: ArrayLike | None = None,
+    token_weight: ArrayLike | None = None,
+    target_prob: ArrayLike | None = None,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    temperature: ArrayLike = 1.0,
+    denominator: float | None = None,
+    grad_loss: ArrayLike | None = None,
+    outputs: Sequence[Literal["lse", "log_prob", "entropy", "predicted", "correct"]] = (),
+    return_grad: bool = True,
+    out: NDArray | None = None,
+    backend: str | None = None,
+    num_threads: int | None = None,
+) -> LossResult[NDArray]:
+    r"""Compute the cross-entropy loss of logits and its gradient in one pass over the rows.
+
+    A row is all of `input` along `dim`, of :math:`V` logits :math:`x`. With :math:`z = x / \mathrm{temperature}`,
+    :math:`\mathrm{lse} = \log \sum_v e^{z_v}`, class weights :math:`c`, a token weight :math:`r`, the smoothing
+    :math:`s` and targets :math:`t_k` of probabilities :math:`q_k`, the loss of a row is
+
+    .. math::
+
+        r \Bigl( (1 - s) \sum_k q_k c_{t_k} (\mathrm{lse} - z_{t_k}) + \frac{s}{V} \sum_v c_v (\mathrm{lse} - z_v)
+        + \mathrm{lse\_square\_scale} \cdot \mathrm{lse}^2 \Bigr)
+
+    Parameters
+    ----------
+    input : array_like, shape (...)
+        The logits :math:`x`. Rank 0 to 8, any strides; float32, float16, bfloat16 or float64.
+    target : array_like of int32 or int64
+        The index of each row's target, or `ignore_index`: the shape of `input` without `dim`. With `target_prob` there
+        is one more axis, the last one, of :math:`K` targets.
+    dim : int, default -1
+        The axis of the classes.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        The loss is a weighted mean or the sum over the rows that are not ignored, or one number per row, 0 for ignored
+        rows. The mean divides the cross-entropy by the sum of :math:`r c_t`, or of :math:`r` with `target_prob`, and
+        the term of the squared lse by the sum of :math:`r`.
+    ignore_index : int, default -100
+        A target with this value adds nothing. A row without another target is ignored: it has no loss, and a gradient
+        of 0.
+    .. options:: class_weight token_weight target_prob label_smoothing lse_square_scale temperature denominator
+    grad_loss : float or array_like, optional
+        The gradient with respect to the loss, default 1: one number or, with ``reduction="none"``, also one for each
+        row, of any of the four dtypes. A row with 0 has a gradient of 0, whatever it holds.
+    .. options:: outputs
+    return_grad : bool, default True
+        Whether to compute the gradient at all.
+    out : ndarray or tensor, optional
+        The array for the gradient, as in `softmax_backward`. It may be `input` itself.
+    backend, num_threads
+        As in `softmax_backward`.
+
+    Returns
+    -------
+    loss : ndarray
+        The loss, shape () or that of the rows; float32, or float64 if `input` is float64. A mean without rows, or whose
+        sum of weights is 0, is NaN (and its gradients are 0).
+    input_grad : ndarray or None
+        The gradient with respect to `input`: `out`, or a new C-contiguous array of its shape and dtype.
+    lse, log_prob, entropy, predicted, correct : ndarray
+        The requested outputs. Others are no fields, and None as attributes. All but the last have a number for each
+        row, and that of an ignored row is 0, or -1 for `predicted`. `predicted` is the class of the largest logit,
+        int64, the lowest one of several. `correct` is the number of rows with ``predicted == target``, shape ().
+        Floating outputs have the dtype of the loss. `log_prob` and `correct` are of a single target, so they are
+        refused with `target_prob`. `lse` is infinite if a logit is positive infinite, or if all are negative infinite.
+        The loss, the other outputs and the gradient of such a row are NaN.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `input` or `target` is None.
+    ParamInvalidError
+        161002: an argument is not as described; a target is neither in [0, V) nor `ignore_index`; there are rows of no
+        element; an output of a single target is requested with `target_prob` (a dtype or kind: its subclass
+        `ParamTypeError`).
+    UnsupportedDeviceError
+        361001: ``backend="npu"`` where a device is present, as it has no such operator.
+
+    Notes
+    -----
+    Names and meanings of most arguments follow ``torch.nn.functional.cross_entropy``. Sums leave out one logit that has
+    the maximum, so that loss, log-probabilities, entropy and the gradient at the target are accurate to about 1e-5 even
+    if the target's probability differs from 1 by 1e-12 only.
+
+    The gradient with respect to :math:`z` is :math:`a p_v - \sum_k w_k [v = t_k] - s_i c_v` with the probabilities
+    :math:`p = e^{z - \mathrm{lse}}` and :math:`w_k = g r (1 - s) q_k c_{t_k}`, :math:`s_i = g r s / V`,
+    :math:`a = \sum_k w_k + s_i \sum_v c_v + 2 g r\, \mathrm{lse\_square\_scale} \cdot \mathrm{lse}`, for the upstream
+    gradient :math:`g`. Smoothing is that of Szegedy et al., "Rethinking the Inception Architecture for Computer
+    Vision", 2016; the squared lse is that of Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ascend_grad as ag
+    >>> loss, input_grad = ag.cross_entropy(np.zeros((2, 4)), np.array([0, 3]))
+    >>> loss.round(3)
+    np.float64(1.386)
+    >>> input_grad
+    array([[-0.375,  0.125,  0.125,  0.125],
+           [ 0.125,  0.125,  0.125, -0.375]])
+    >>> ag.cross_entropy(np.eye(2), np.array([0, 0]), return_grad=False, outputs=("correct",)).correct
+    array(1)
+    """
+    values: list[Any] = [
+        input, target, dim, reduction, ignore_index, class_weight, token_weight, target_prob, label_smoothing,
+        lse_square_scale, temperature, denominator, grad_loss, outputs, return_grad
+    ]  # fmt: skip
+    results = run(table.CROSS_ENTROPY, values, out, backend, num_threads)
+    requested = values[_OUTPUTS]  # a tuple now
+    if not requested:
+        return loss_result(("loss", "input_grad"), results[:2])
+    by_name = dict(zip(table.CROSS_ENTROPY.results, results))
+    return loss_result(("loss", "input_grad", *requested), (*results[:2], *map(by_name.__getitem__, requested)))
+
+
+@documented()
+def linear_cross_entropy(
+    input: ArrayLike,
+    weight: ArrayLike,
+    target: ArrayLike,
+    *,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    ignore_index: int = -100,
+    grad_loss: ArrayLike | None = None,
+    vocab_start_index: int = 0,
+    return_grad: bool = True,
+    output_mask: Sequence[bool] = (True, True),
+    workspace_bytes: int | None = None,
+    filter_eps: float = 0.0,
+    token_weight: ArrayLike | None = None,
+    class_weight: ArrayLike | None = None,
+    target_prob: ArrayLike | None = None,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    temperature: ArrayLike = 1.0,
+    denominator: float | None = None,
+    bias: ArrayLike | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    outputs: Sequence[str] = (),
+    backend: str | None = None,
+    num_threads: int | None = None,
+) -> LossResult[NDArray]:
+    r"""Compute the cross-entropy loss of a linear layer and its gradients in one call, without storing all logits.
+
+    By default the logits are :math:`z = X W^T`, and with :math:`\mathrm{lse}_i = \log \sum_v e^{z_{iv}}`
+
+    .. math:: \mathrm{loss}_i = \mathrm{lse}_i - z_{i t_i}
+
+    All options together compute, with the products :math:`u = X W^T + \mathrm{bias}`, the class weights :math:`c`, the
+    token weights :math:`r` and the label smoothing :math:`s`,
+
+    .. math::
+        z &= \mathrm{softcap} \, \tanh(\mathrm{logit\_scale} \; u / \mathrm{softcap}) / \mathrm{temperature} \\
+        \mathrm{loss}_i &= r_i \Big( (1 - s) \sum_k q_{ik} c_{t_{ik}} (\mathrm{lse}_i - z_{i t_{ik}})
+        + \frac{s}{V} \sum_v c_v (\mathrm{lse}_i - z_{iv}) + \mathrm{lse\_square\_scale} \; \mathrm{lse}_i^2 \Big)
+
+    Parameters
+    ----------
+    input : array_like, shape (BT, H)
+        The layer's input :math:`X`; float32, float16, bfloat16 or float64.
+    weight : array_like, shape (V, H)
+        The layer's weight :math:`W`, of the dtype of `input`.
+    target : array_like of int32 or int64, shape (BT,), or (BT, K) with `target_prob`
+        Ids: ``target - vocab_start_index`` is the row of `weight`; or `ignore_index`. Of tensors of torch_npu any other
+        value is no error: the row's loss, its row of ``input_grad`` and all of ``weight_grad`` are NaN.
+    reduction : {"mean", "sum", "none"}, default "mean"
+        The loss is the mean or the sum over the rows that are not ignored, or one number per row, 0 for ignored rows.
+    ignore_index : int, default -100
+        Rows with this target have no loss and no gradient.
+    grad_loss : float or array_like, shape (BT,), optional
+        The gradient with respect to the loss, default 1: one number or, with ``reduction="none"``, also an array of any
+        of the four dtypes with one number per row.
+    vocab_start_index : int, default 0
+        The id of the first row of `weight`.
+    return_grad : bool, default True
+        Whether to compute gradients at all.
+    output_mask : pair of bool, default (True, True)
+        Which of the two gradients to compute.
+    workspace_bytes, filter_eps
+        As in `fused_linear_cross_entropy_loss_grad`. The gradient of the bias is never filtered.
+    .. options:: token_weight class_weight target_prob label_smoothing lse_square_scale temperature denominator bias
+    .. options:: logit_scale softcap outputs
+    backend, num_threads
+        As in `softmax_backward`. Of the options from `token_weight` on, a device takes `token_weight`, `class_weight`,
+        `denominator` and the outputs `lse` and `log_prob`.
+
+    Returns
+    -------
+    loss : ndarray, shape () or (BT,)
+        The loss; float32, or float64 if `input` is float64. A mean over no rows, or whose sum of
+        weights is 0, is NaN (and its gradients are 0).
+    input_grad : ndarray, shape (BT, H), or None
+        The gradient with respect to `input`, in its dtype.
+    weight_grad : ndarray, shape (V, H), or None
+        The gradient with respect to `weight`, in its dtype.
+    bias_grad : ndarray, shape (V,), or None
+        The gradient with respect to `bias`, in its dtype, summed in float64. The field exists if `bias` is given.
+    lse, log_prob, entropy : ndarray, shape (BT,)
+        Of the logits, with the dtype of the loss: :math:`\mathrm{lse}`, the target's log-probability, and the entropy
+        in nats. They are 0 for ignored rows. The lse is infinite if a logit is positive infinite, or if all are
+        negative infinite. The loss, the other outputs and the gradients of such a row are NaN.
+    predicted : ndarray of int64, shape (BT,)
+        The id of the largest logit, the lowest one of several; -1 for ignored rows.
+    correct : ndarray of int64, shape ()
+        The number of rows whose target is `predicted`.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `input`, `weight` or `target` is None.
+    ParamInvalidError
+        161002: an argument is not as described, or a target is neither in the vocabulary nor `ignore_index` (a dtype
+        or kind: its subclass `ParamTypeError`).
+
+    Notes
+    -----
+    Names and meanings of the arguments follow ``torch.nn.functional.linear_cross_entropy``. The formulas follow
+    `fused_linear_online_max_sum`, `fused_cross_entropy_loss_with_max_sum` and `fused_linear_cross_entropy_loss_grad`.
+
+    Losses, log-probabilities, entropies and the gradient at the target keep their digits where the target's probability
+    is almost 1: a loss of 1e-12 has a relative error below 1e-4 in every dtype, apart from the rounding of the logits.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ascend_grad as ag
+    >>> loss, input_grad, weight_grad = ag.linear_cross_entropy(np.eye(2), np.zeros((4, 2)), np.array([0, 3]))
+    >>> loss.round(3)
+    np.float64(1.386)
+    >>> weight_grad.T
+    array([[-0.375,  0.125,  0.125,  0.125],
+           [ 0.125,  0.125,  0.125, -0.375]])
+    >>> ag.linear_cross_entropy(
+    ...     np.eye(2), 3 * np.eye(4, 2), np.array([0, 0]), return_grad=False, outputs=("predicted", "correct")
+    ... )[3:]
+    (array([0, 1]), array(1))
+    """
+    values = [
+        input, weight, target, reduction, ignore_index, grad_loss, vocab_start_index, return_grad, output_mask,
+        workspace_bytes, filter_eps, token_weight, class_weight, target_prob, label_smoothing, lse_square_scale,
+        temperature, denominator, bias, logit_scale, softcap, outputs
+    ]  # fmt: skip
+    results = run(table.LINEAR_CROSS_ENTROPY, values, None, backend, num_threads)
+    if bias is None and not outputs:
+        return loss_result(("loss", "input_grad", "weight_grad"), results[:3])
+    by_name = dict(zip(table.LINEAR_CROSS_ENTROPY.results, results))
+    names = ("loss", "input_grad", "weight_grad", *(("bias_grad",) if bias is not None else ()), *outputs)
+    return loss_result(names, map(by_name.__getitem__, names))
+
+
+def linear_cross_entropy_backward(
+    input: ArrayLike,
+    weight: ArrayLike,
+    target: ArrayLike,
+    *,
+    lse: ArrayLike,
+    entropy: ArrayLike | None = None,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    ignore_index: int = -100,
+    grad_loss: ArrayLike | None = None,
+    grad_lse: ArrayLike | None = None,
+    grad_log_prob: ArrayLike | None = None,
+    grad_entropy: ArrayLike | None = None,
+    vocab_start_index: int = 0,
+    output_mask: Sequence[bool] = (True, True),
+    workspace_bytes: int | None = None,
+    filter_eps: float = 0.0,
+    token_weight: ArrayLike | None = None,
+    class_weight: ArrayLike | None = None,
+    target_prob: ArrayLike | None = None,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    temperature: ArrayLike = 1.0,
+    denominator: float | None = None,
+    bias: ArrayLike | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    backend: str | None = None,
+    num_threads: int | None = None,
+) -> LinearCrossEntropyGradients:
+    r"""Compute the gradients of `linear_cross_entropy` and of its outputs, for upstream gradients that are known later.
+
+    The logits :math:`z` are computed again, block by block. With :math:`p = e^{z - \mathrm{lse}}` and the upstream
+    gradients :math:`g`, the outputs add to the gradient of the loss with respect to :math:`z_{iv}`
+
+    .. math::
+        g^{\mathrm{lse}}_i p_{iv} + g^{\mathrm{log\_prob}}_i ([v = t_i] - p_{iv})
+        - g^{\mathrm{entropy}}_i p_{iv} (z_{iv} - \mathrm{lse}_i + \mathrm{entropy}_i)
+
+    Parameters
+    ----------
+    input, weight, target
+        As in `linear_cross_entropy`.
+    lse : array_like, shape (BT,)
+        The output of `linear_cross_entropy` with this name, of any of the four dtypes.
+    entropy : array_like, shape (BT,), optional
+        The output with this name. It is required if `grad_entropy` is given.
+    reduction, ignore_index
+        As in `linear_cross_entropy`.
+    grad_loss : float or array_like, shape (BT,), optional
+        The gradient with respect to the loss, as in `linear_cross_entropy`. Here None stands for 0.
+    grad_lse, grad_log_prob, grad_entropy : array_like, shape (BT,), optional
+        The gradients with respect to the outputs, of any of the four dtypes. None stands for 0. Elements of ignored
+        rows are not read.
+    vocab_start_index, output_mask, workspace_bytes, filter_eps
+        As in `linear_cross_entropy`.
+    token_weight, class_weight, target_prob, label_smoothing, lse_square_scale, temperature, denominator
+        As in `linear_cross_entropy`. With `target_prob` there is no `grad_log_prob`.
+    bias, logit_scale, softcap
+        As in `linear_cross_entropy`.
+    backend, num_threads
+        As in `softmax_backward`. A device computes calls without `grad_entropy` and without options other than
+        `token_weight`, `class_weight` and `denominator`.
+
+    Returns
+    -------
+    input_grad : ndarray, shape (BT, H), or None
+        The gradient with respect to `input`, in its dtype.
+    weight_grad : ndarray, shape (V, H), or None
+        The gradient with respect to `weight`, in its dtype.
+    bias_grad : ndarray, shape (V,), or None
+        The gradient with respect to `bias`, in its dtype, summed in float64.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `input`, `weight`, `target` or `lse` is None, or `entropy` is None and `grad_entropy` is given.
+    ParamInvalidError
+        161002: `grad_loss`, `grad_lse`, `grad_log_prob` and `grad_entropy` are all None, or an argument is not as
+        described (a dtype or kind: its subclass `ParamTypeError`).
+
+    Notes
+    -----
+    The probabilities are computed from `lse` and from logits that are rounded to the dtype of sums. The gradient at a
+    target whose probability is 1 up to such a rounding error is 0, where `linear_cross_entropy` keeps its digits.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ascend_grad as ag
+    >>> x, w, target = np.eye(2), np.zeros((4, 2)), np.array([0, 3])
+    >>> result = ag.linear_cross_entropy(x, w, target, return_grad=False, outputs=("lse",))
+    >>> ag.linear_cross_entropy_backward(x, w, target, lse=result.lse, grad_loss=1.0).weight_grad.T
+    array([[-0.375,  0.125,  0.125,  0.125],
+           [ 0.125,  0.125,  0.125, -0.375]])
+    """
+    values = [
+        input, weight, target, lse, entropy, reduction, ignore_index, grad_loss, grad_lse, grad_log_prob, grad_entropy,
+        vocab_start_index, output_mask, workspace_bytes, filter_eps, token_weight, class_weight, target_prob,
+        label_smoothing, lse_square_scale, temperature, denominator, bias, logit_scale, softcap
+    ]  # fmt: skip
+    results = run(table.LINEAR_CROSS_ENTROPY_BACKWARD, values, None, backend, num_threads)
+    return LinearCrossEntropyGradients._make(results)
+
+
+@documented()
+def linear_top_k(
+    input: ArrayLike,
+    weight: ArrayLike,
+    k: int,
+    *,
+    temperature: ArrayLike = 1.0,
+    bias: ArrayLike | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    workspace_bytes: int | None = None,
+    backend: str | None = None,
+    num_threads: int | None = None,
+) -> LinearTopK[NDArray]:
+    r"""Compute the k largest log-probabilities of a linear layer for each row, without storing all logits.
+
+    The log-probabilities are a log-softmax over the whole vocabulary. The logits :math:`z` are the logits of
+    `linear_cross_entropy`, with the products :math:`u = X W^T + \mathrm{bias}`:
+
+    .. math::
+        z &= \mathrm{softcap} \, \tanh(\mathrm{logit\_scale} \; u / \mathrm{softcap}) / \mathrm{temperature} \\
+        \log p_{iv} &= z_{iv} - \log \sum_w e^{z_{iw}}
+
+    Without `softcap`, :math:`z = \mathrm{logit\_scale} \; u / \mathrm{temperature}`.
+
+    Parameters
+    ----------
+    input : array_like, shape (BT, H)
+        The layer's input :math:`X`; float32, float16, bfloat16 or float64.
+    weight : array_like, shape (V, H)
+        The layer's weight :math:`W`, of the dtype of `input`, with at least one row.
+    k : int
+        The number of log-probabilities of each row: 1 to 128, and at most V.
+    .. options:: temperature bias logit_scale softcap
+    workspace_bytes
+        As in `fused_linear_cross_entropy_loss_grad`.
+    backend, num_threads
+        As in `softmax_backward`.
+
+    Returns
+    -------
+    log_prob : ndarray, shape (BT, k)
+        The k largest log-probabilities of each row, from the largest down; float32, or float64 if `input` is float64.
+    index : ndarray of int64, shape (BT, k)
+        Their rows of `weight`. Of equal logits the one with the lower index comes first.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `input` or `weight` is None.
+    ParamInvalidError
+        161002: an argument is not as described (a dtype or kind: its subclass `ParamTypeError`).
+    UnsupportedDeviceError
+        361001: an Ascend NPU is requested, which does not have this operator.
+
+    Notes
+    -----
+    Logits are compared before they are divided by the temperature, as they are computed: in float32, or in float64 for
+    float64. Logits that are rounded to the cap, or to the same number below it, are equal. A log-probability close to 0
+    has a small relative error, too.
+
+    If a logit of a row is NaN or positive infinite, or if all are negative infinite, the row's log-softmax is NaN. All
+    log-probabilities of the row are NaN then, and its indices are 0 to k - 1. A negative infinite logit in another row
+    has the log-probability negative infinity.
+
+    The formula is that of `log_softmax`, and the selection that of ``torch.topk``. The method is the online softmax
+    with a running list of the largest logits: M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax",
+    arXiv:1805.02867.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ascend_grad as ag
+    >>> logits = np.log([[0.5, 0.125, 0.25, 0.125]])
+    >>> log_prob, index = ag.linear_top_k(np.eye(1), logits.T, 3)
+    >>> index
+    array([[0, 2, 1]])
+    >>> np.exp(log_prob).round(3)
+    array([[0.5  , 0.25 , 0.125]])
+    """
+    values = [input, weight, k, temperature, bias, logit_scale, softcap, workspace_bytes]
+    return LinearTopK._make(run(table.LINEAR_TOP_K, values, None, backend, num_threads))

@@ -1,0 +1,208 @@
+"""The options of losses and their outputs, each once: name, default, kind, range and documentation.
+
+`table` takes the checks from here, and the functions of all libraries take signatures, conversions and documentation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+#: Minimum of the argument `workspace_bytes`.
+MIN_WORKSPACE_BYTES = 4 << 20
+#: Largest number of log-probabilities that `linear_top_k` returns for each row.
+MAX_TOP_K = 128
+
+
+class Range(NamedTuple):
+    """A range of real numbers, without NaN."""
+
+    #: The description of such a number in errors.
+    expected: str
+    low: float
+    high: float
+    includes_low: bool = False
+    includes_high: bool = False
+
+
+FINITE = Range("a finite number", -math.inf, math.inf)
+POSITIVE = Range("a positive finite number", 0.0, math.inf)
+NOT_NEGATIVE = Range("a finite number that is not negative", 0.0, math.inf, includes_low=True)
+FRACTION = Range("a number in [0, 1]", 0.0, 1.0, includes_low=True, includes_high=True)
+NO_SMOOTHING = Range("0 (smoothing is not supported)", 0.0, 0.0, includes_low=True, includes_high=True)
+
+#: Kinds of options: one number, an array of numbers, a number for all rows or for each one, and names of outputs.
+NUMBER, PER_ROW, PER_CLASS, PER_TARGET, NUMBER_OR_PER_ROW, NAMES = range(6)
+#: Kinds of options that may be arrays.
+ARRAYS = (PER_ROW, PER_CLASS, PER_TARGET, NUMBER_OR_PER_ROW)
+
+
+class Option(NamedTuple):
+    """An option of the losses. The default leaves a loss as it is."""
+
+    name: str
+    kind: int
+    default: Any
+    #: The range of a number.
+    range: Range | None
+    #: The documentation, of which the first sentence is about the meaning.
+    text: str
+    #: Whether the loss of logits has the option, too; otherwise only the loss of a linear layer has it.
+    of_logits: bool = True
+    #: Whether devices compute losses with it.
+    on_device: bool = False
+
+
+class Output(NamedTuple):
+    """A result of a loss beside the loss and its gradients."""
+
+    name: str
+    text: str
+    #: Whether it is int64. The others have the dtype of the loss.
+    is_integer: bool = False
+    #: Whether it is one number. The others have one for each row.
+    is_total: bool = False
+    #: Whether it has an upstream gradient, ``grad_<name>``.
+    has_gradient: bool = True
+    #: Whether it is about a single target of each row, and not defined with `target_prob`.
+    of_one_target: bool = False
+    on_device: bool = False
+
+
+OPTIONS = {
+    option.name: option
+    for option in (
+        Option(
+            "token_weight",
+            PER_ROW,
+            None,
+            None,
+            "Factors :math:`r` of the losses of the rows. A row of weight 0 adds nothing to the loss and to the "
+            "gradients, whatever values it holds.",
+            on_device=True,
+        ),
+        Option(
+            "class_weight",
+            PER_CLASS,
+            None,
+            None,
+            "Factors :math:`c` of the classes. A term of weight 0 is 0, whatever its logit is.",
+            on_device=True,
+        ),
+        Option(
+            "target_prob",
+            PER_TARGET,
+            None,
+            None,
+            "Probabilities :math:`q` of K targets in each row. A target that is `ignore_index` adds nothing, and a row "
+            "of such targets alone is ignored. Equal targets of a row are added up.",
+        ),
+        Option(
+            "label_smoothing",
+            NUMBER,
+            0.0,
+            FRACTION,
+            "The share :math:`s` of the loss that goes to all classes, from 0 to 1.",
+        ),
+        Option(
+            "lse_square_scale",
+            NUMBER,
+            0.0,
+            FINITE,
+            "The factor of the squared :math:`\\mathrm{lse}`, which keeps logits from drifting (z-loss).",
+        ),
+        Option(
+            "temperature",
+            NUMBER_OR_PER_ROW,
+            1.0,
+            POSITIVE,
+            "The divisor of the logits, above 0: one number, or one for each row. A number outside of "
+            "[2**-60, 2**60] counts as the nearest end ([2**-500, 2**500] if `input` is float64).",
+        ),
+        Option(
+            "denominator",
+            NUMBER,
+            None,
+            POSITIVE,
+            "The divisor of a mean, above 0, instead of the sums of weights. Ranks that share a batch pass the sum "
+            "over all ranks.",
+            on_device=True,
+        ),
+        Option(
+            "bias",
+            PER_CLASS,
+            None,
+            None,
+            "The layer's bias. If `input` is not float64, a finite number above the range of float32 counts as its "
+            "largest number, and one below it as negative infinity.",
+            of_logits=False,
+        ),
+        Option(
+            "logit_scale",
+            NUMBER,
+            1.0,
+            FINITE,
+            "The factor of the products. A number beyond 2**60 (2**500 if `input` is float64) counts as that number.",
+            of_logits=False,
+        ),
+        Option(
+            "softcap",
+            NUMBER,
+            None,
+            POSITIVE,
+            "The bound of the logits before `temperature` divides them, above 0; limited as `temperature` is. None: "
+            "the logits are not bounded.",
+            of_logits=False,
+        ),
+        Option(
+            "outputs",
+            NAMES,
+            (),
+            None,
+            "Results beside the loss, which are further fields in this order.",
+        ),
+    )
+}
+
+OUTPUTS = {
+    output.name: output
+    for output in (
+        Output(
+            "lse",
+            "The logarithm of the sum of the exponentials of each row's logits; 0 for ignored rows.",
+            on_device=True,
+        ),
+        Output(
+            "log_prob", "The log-probability of each target; 0 for ignored rows.", of_one_target=True, on_device=True
+        ),
+        Output("entropy", "The entropy of each row's probabilities, in nats; 0 for ignored rows."),
+        Output(
+            "predicted",
+            "The entry with the largest logit of each row, the first one of several; -1 for ignored rows.",
+            is_integer=True,
+            has_gradient=False,
+        ),
+        Output(
+            "correct",
+            "The number of rows whose target is the predicted entry, shape ().",
+            is_integer=True,
+            is_total=True,
+            has_gradient=False,
+            of_one_target=True,
+        ),
+    )
+}
+
+#: Arguments with upstream gradients of outputs.
+OUTPUT_GRADIENTS = tuple(f"grad_{name}" for name, output in OUTPUTS.items() if output.has_gradient)
+
+
+def given_options(arguments: Mapping[str, Any]) -> list[str]:
+    """Return the names of the options of a validated call that differ from their defaults."""
+    return [
+        option.name
+        for option in OPTIONS.values()
+        if (got := arguments.get(option.name, option.default)) is not option.default
+        and (option.default is None or not isinstance(got, type(option.default)) or got != option.default)
+    ]

@@ -1,0 +1,125 @@
+"""Named tuples that calls with several results return.
+
+The type of a result that depends on the arguments contains Any: the result is None if it was not requested. A caller
+who requested it need not tell a type checker that it is not None.
+"""
+
+from __future__ import annotations
+
+from abc import ABCMeta
+from collections import namedtuple
+from collections.abc import Iterable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from numpy.typing import NDArray
+
+from .options import OUTPUTS
+
+#: The class of the arrays: NumPy's, or those of another library.
+Array = TypeVar("Array")
+
+
+class OnlineMaxSum(NamedTuple):
+    """Statistics of the logits of one vocabulary shard; see `ascend_grad.fused_linear_online_max_sum`.
+
+    The three numbers of each row are float32, or float64 if the inputs are float64.
+    """
+
+    #: The largest logit of each row, shape (BT,).
+    logits_max: NDArray
+    #: The sum of exp(logit - logits_max), shape (BT,).
+    sum_exp_logits: NDArray
+    #: The target's logit - logits_max, or 0 if the target lives in another shard, shape (BT,).
+    predicted_logits: NDArray
+    #: A bit for each row, 1 if the target lives in another shard: uint8, shape ((BT + 7) // 8,).
+    target_mask: NDArray
+    #: The target's row of this shard, or 0 if the target lives in another shard, shape (BT,).
+    masked_target: NDArray
+    #: The logits in input's dtype, shape (BT, V), or None if not requested.
+    vocab_parallel_logits: NDArray | Any
+
+
+class LinearTopK(NamedTuple, Generic[Array]):
+    """The largest log-probabilities of each row, from the largest down; see `ascend_grad.linear_top_k`."""
+
+    #: The log-probabilities, shape (BT, k); float32, or float64 if the inputs are float64.
+    log_prob: Array
+    #: Their vocabulary entries, rows of weight: int64, shape (BT, k).
+    index: Array  # type: ignore[assignment]  # hides the method of tuples
+
+
+class LinearCrossEntropyGradients(NamedTuple):
+    """Gradients of `ascend_grad.linear_cross_entropy_backward`. A gradient that is not requested is None."""
+
+    #: The gradient with respect to input, shape (BT, H), in its dtype.
+    input_grad: NDArray | Any
+    #: The gradient with respect to weight, shape (V, H), in its dtype.
+    weight_grad: NDArray | Any
+    #: The gradient with respect to bias, shape (V,), in its dtype; None without a bias.
+    bias_grad: NDArray | Any
+
+
+class LossResult(tuple[Array, ...], metaclass=ABCMeta):
+    """The result of a loss: the loss, its gradients, and the requested outputs in the order of the request.
+
+    A result is a named tuple. Its fields are `loss`, the gradients in functions that return any, and the outputs. A
+    gradient that is not requested is None. An output that is not requested is no field, and None as an attribute. There
+    is a class of named tuples for each sequence of fields; this class is their abstract base, so that
+    ``isinstance(result, LossResult)`` is True for all.
+
+    Numbers are float32, or float64 if the input is float64. Integers are int64.
+    """
+
+    #: The loss, shape () for a mean or a sum, otherwise one number for each row.
+    loss: Array
+    #: The gradient with respect to the input, in its shape and dtype.
+    input_grad: Array | Any = None
+    #: The gradient with respect to the weight of a linear layer, in its shape and dtype.
+    weight_grad: Array | Any = None
+    #: The gradient with respect to the bias of a linear layer, in its shape and dtype.
+    bias_grad: Array | Any = None
+    #: The logarithm of the sum of the exponentials of each row's logits; 0 for ignored rows.
+    lse: Array | Any = None
+    #: The log-probability of each target; 0 for ignored rows.
+    log_prob: Array | Any = None
+    #: The entropy of each row's probabilities, in nats; 0 for ignored rows.
+    entropy: Array | Any = None
+    #: The entry with the largest logit of each row, the first one of several; -1 for ignored rows.
+    predicted: Array | Any = None
+    #: The number of rows whose target is the predicted entry, shape ().
+    correct: Array | Any = None
+
+    def __new__(cls, loss: Array, **others: Array | None) -> LossResult[Array]:
+        """Return a named tuple of the loss and of the other results, in the order in which they are given."""
+        return loss_result(("loss", *others), (loss, *others.values()))
+
+
+_NAMES = ("loss", "input_grad", "weight_grad", "bias_grad", *OUTPUTS)
+_CLASSES: dict[tuple[str, ...], type] = {}
+
+
+def class_of(names: tuple[str, ...]) -> type:
+    """Return the class of results with these fields."""
+    cls = _CLASSES.get(names)
+    if cls is None:
+        cls = namedtuple("LossResult", names)  # type: ignore[misc]
+        for name in _NAMES:
+            if name in names and name in OUTPUTS:
+                getattr(cls, name).__doc__ = OUTPUTS[name].text
+            elif name not in names:
+                setattr(cls, name, None)
+        cls.__doc__ = LossResult.__doc__
+        setattr(cls, "__reduce__", _reduced)  # noqa: B010 (assigning a method is no error then)
+        # `torch.vmap` accepts only named tuples whose one base is tuple.
+        _CLASSES[names] = LossResult.register(cls)
+    return cls
+
+
+def loss_result(names: tuple[str, ...], values: Iterable[Any]) -> Any:
+    """Return values as a named tuple with these fields."""
+    return tuple.__new__(class_of(names), values)
+
+
+def _reduced(result: Any) -> tuple:
+    """Return how a result is pickled, as its class has no name in this module."""
+    return loss_result, (result._fields, tuple(result))
