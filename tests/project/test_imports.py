@@ -32,7 +32,7 @@ LAYERS = (
         ),
     ),
     ("the Ascend libraries", "ascend/_acl ascend/_aclnn"),
-    ("arrays, arguments, settings", "arrays/_array_types arrays arguments config"),
+    ("arrays, arguments, settings, options", "arrays/_array_types arrays arguments config operators.options"),
     (
         "CPU schedules",
         (
@@ -43,18 +43,18 @@ LAYERS = (
             "linear/_linear_features linear/_linear_top_k linear/_linear_schedule linear/_linear_loss"
         ),
     ),
-    ("the call and its checks", "call/_call call/_checks"),
+    ("the call and its checks", "call/_call call/_checks call/_loss_checks"),
     ("CPU schedules of arrays", "rowwise/_rowwise_python rowwise/_cross_entropy_python linear/_linear_python"),
     (
         "the CPU's results, and its operators for Cython and XLA",
         "call/_cpu_backend rowwise/rowwise linear/linear xla/_xla_rowwise xla/_xla_linear xla/_xla_cross_entropy",
     ),
-    ("the contract", "contract"),
+    ("the table of operators", "operators.table operators.ranks operators.results operators.documentation"),
     ("backends", "backends.base backends.cpu backends.loss_reference backends.reference"),
     ("the Ascend NPU", "backends.ascend"),
     ("the registry", "backends"),
     ("the choice of a backend", "call/_dispatch dispatch"),
-    ("operators and questions", "results option_types ops threads npu inspection"),
+    ("operators and questions", "option_types operators threads npu inspection"),
     ("what compiled modules import", "_compiled"),
     ("the public interface", "ascend_grad"),
     ("losses over ranks", "parallel"),

@@ -449,7 +449,7 @@ def test_batches_of_requested_outputs():
         return agt.linear_cross_entropy(x, w, target, outputs=("correct", "lse"))
 
     found = torch.vmap(results)(x)
-    assert found._fields == ("loss", "lse", "correct")
+    assert found._fields == ("loss", "correct", "lse")
     assert found.entropy is None
     gradients = torch.vmap(torch.func.grad(lambda x: results(x).loss + results(x).lse.sum()))(x)
     for i, each in enumerate(x):
@@ -459,7 +459,7 @@ def test_batches_of_requested_outputs():
         assert torch.allclose(gradients[i], torch.autograd.grad(one.loss + one.lse.sum(), each)[0], atol=1e-6)
 
 
-@pytest.mark.parametrize("outputs", [("entropy",), ("lse", "correct"), OUTPUTS], ids=str)
+@pytest.mark.parametrize("outputs", [("entropy",), ("correct", "lse"), tuple(OUTPUTS)], ids=str)
 def test_results_are_instances_of_the_exported_class(outputs: tuple[str, ...]):
     x, w, _, target = problem()
     found = agt.linear_cross_entropy(x, w, target, outputs=outputs)
