@@ -210,15 +210,20 @@ static ptrdiff_t K(loss_find)(const char *a, ptrdiff_t n, double value)
 
 /* The numbers of one row, in all lanes. */
 typedef struct {
-    V max, scale, factor, smoothing;
+    V max, scale, factor, smoothing, slope;
 } K(loss_row);
 
-/* The uses of class weights and smoothing in a result. */
-enum { K(UNSMOOTHED), K(SMOOTHED), K(WEIGHTED) };
+/* The terms of a result: smoothing without and with class weights, and with both the gradient of the entropy. */
+enum { K(UNSMOOTHED), K(SMOOTHED), K(WEIGHTED), K(SLOPED) };
 
-AG_INLINE V K(loss_gradient)(const int kind, V exponential, V weight, const K(loss_row) *row)
+/* Return the gradient from an exponential and its exponent. SLOPED alone reads the exponent, and a weight of 1 for none. */
+AG_INLINE V K(loss_gradient)(const int kind, V exponential, V exponent, V weight, const K(loss_row) *row)
 {
     if (kind == K(UNSMOOTHED)) return exponential * row->factor;
+    if (kind == K(SLOPED)) {
+        const V value = exponential * V_(fma)(row->slope, exponent, row->factor);
+        return V_(select)(exponential == 0, (V){0}, value) - row->smoothing * weight; /* an exponent may be infinite */
+    }
     return V_(fma)(exponential, row->factor, kind == K(WEIGHTED) ? -(row->smoothing * weight) : -row->smoothing);
 }
 
@@ -226,28 +231,29 @@ AG_INLINE void K(loss_write_row)(const int kind, const int is_cached, const char
                                  ptrdiff_t n, const K(loss_row) *row, const compute_t *cached, int nontemporal,
                                  const char *next)
 {
-    const V none = {0};
-#define AG_GRADIENT(x, w) K(loss_gradient)(kind, V_(exp)(((x) - row->max) * row->scale), w, row)
+    const V none = {0}, one = V_(set1)((compute_t)1);
+    const int has_weights = kind == K(WEIGHTED) || (kind == K(SLOPED) && weight);
+#define AG_GRADIENT(x, w)                                                                                              \
+    K(loss_gradient)(kind, V_(exp)(((x) - row->max) * row->scale), ((x) - row->max) * row->scale, w, row)
 #define AG_VALUE(i)                                                                                                    \
-    (is_cached ? K(loss_gradient)(kind, V_(load)(cached + (i)), kind == K(WEIGHTED) ? V_(load)(weight + (i)) : none,   \
-                                  row)                                                                                 \
-               : AG_GRADIENT(AG_LOAD(a + (i) * AG_SIZE), kind == K(WEIGHTED) ? V_(load)(weight + (i)) : none))
+    (is_cached ? K(loss_gradient)(kind, V_(load)(cached + (i)), none, has_weights ? V_(load)(weight + (i)) : one, row) \
+               : AG_GRADIENT(AG_LOAD(a + (i) * AG_SIZE), has_weights ? V_(load)(weight + (i)) : one))
 /* Write two vectors. The order of their elements does not matter if every element has the same parameters. */
 #define AG_WRITE_TWO(i, put, put_two)                                                                                  \
     do {                                                                                                               \
-        if (is_cached || kind == K(WEIGHTED)) {                                                                        \
+        if (is_cached || has_weights) {                                                                                \
             put(out + (i) * AG_SIZE, AG_VALUE(i));                                                                     \
             put(out + ((i) + VL) * AG_SIZE, AG_VALUE((i) + VL));                                                       \
         } else {                                                                                                       \
             V x0, x1;                                                                                                  \
             AG_LOAD_TWO(a + (i) * AG_SIZE, &x0, &x1);                                                                  \
-            put_two(out + (i) * AG_SIZE, AG_GRADIENT(x0, none), AG_GRADIENT(x1, none));                                \
+            put_two(out + (i) * AG_SIZE, AG_GRADIENT(x0, one), AG_GRADIENT(x1, one));                                  \
         }                                                                                                              \
     } while (0)
 #define AG_WRITE_PARTIAL(i, count)                                                                                     \
     do {                                                                                                               \
-        const V w = kind == K(WEIGHTED) ? V_(load_partial)(weight + (i), count) : none;                                \
-        const V value = is_cached ? K(loss_gradient)(kind, V_(load_partial)(cached + (i), count), w, row)              \
+        const V w = has_weights ? V_(load_partial)(weight + (i), count) : one;                                         \
+        const V value = is_cached ? K(loss_gradient)(kind, V_(load_partial)(cached + (i), count), none, w, row)        \
                                   : AG_GRADIENT(AG_LOAD_PARTIAL(a + (i) * AG_SIZE, count), w);                         \
         AG_STORE_PARTIAL(out + (i) * AG_SIZE, value, count);                                                           \
     } while (0)
@@ -289,10 +295,12 @@ AG_INLINE void K(loss_write_rows)(const int kind, const ag_tile *tile, const ag_
         const char *next = rows->next ? rows->next + r * tile->a_stride : NULL;
         const K(loss_row) row = {V_(set1)((compute_t)rows->max[r]), V_(set1)((compute_t)rows->scale[r]),
                                  V_(set1)((compute_t)rows->factor[r]),
-                                 V_(set1)(rows->is_smoothed ? (compute_t)rows->smoothing[r] : (compute_t)0)};
-        if (rows->factor[r] == 0 && (!rows->is_smoothed || rows->smoothing[r] == 0)) {
+                                 V_(set1)(rows->is_smoothed ? (compute_t)rows->smoothing[r] : (compute_t)0),
+                                 V_(set1)(kind == K(SLOPED) ? (compute_t)rows->slope[r] : (compute_t)0)};
+        if (rows->factor[r] == 0 && (!rows->is_smoothed || rows->smoothing[r] == 0) &&
+            (kind != K(SLOPED) || rows->slope[r] == 0)) {
             memset(out, 0, (size_t)(tile->n * AG_SIZE));
-        } else if (rows->cached) {
+        } else if (kind != K(SLOPED) && rows->cached) {
             K(loss_write_row)(kind, 1, a, weight, out, tile->n, &row, (const compute_t *)rows->cached + r * rows->pitch,
                               tile->nontemporal, next);
         } else {
@@ -304,7 +312,9 @@ AG_INLINE void K(loss_write_rows)(const int kind, const ag_tile *tile, const ag_
 
 static void K(loss_rows_write)(const ag_tile *tile, const ag_loss_rows *rows)
 {
-    if (rows->cached && K(loss_is_flat)(tile, rows)) {
+    if (rows->slope) {
+        K(loss_write_rows)(K(SLOPED), tile, rows);
+    } else if (rows->cached && K(loss_is_flat)(tile, rows)) {
         K(loss_flat_write)(tile, rows);
     } else if (!rows->is_smoothed) {
         K(loss_write_rows)(K(UNSMOOTHED), tile, rows);
