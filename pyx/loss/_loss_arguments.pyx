@@ -87,7 +87,7 @@ cdef void set_results(LossOptions *o, list results):
     o.outputs.correct = <int64_t *>data_of(results[outputs + 4])
 
 
-def weight_sums(cnp.ndarray target not None, **options):
+def weight_sums(target, **options):
     """Compute the weights that a mean over some rows is divided by.
 
     Parameters
@@ -104,7 +104,7 @@ def weight_sums(cnp.ndarray target not None, **options):
         The sums of the weights of the rows that are not ignored: of the cross-entropy, and of the squared lse.
     """
     cdef LossOptions o
-    cdef list held = set_options(&o, native_vector(target), options, True)
+    cdef list held = set_options(&o, native_vector(np.asarray(target)), options, True)
     cdef cnp.ndarray sums = np.zeros(2)
     o.target_class_weight = numbers(options, "target_class_weight", held, True)
     with nogil:
