@@ -60,7 +60,7 @@ from ascend_grad._linear_schedule cimport (
     workspace_size,
 )
 from ascend_grad._linear_top_k cimport describe_top_k
-from ascend_grad._loss_arguments cimport numbers, one_number, option, set_options, set_results
+from ascend_grad._loss_arguments cimport one_number, option, set_options, set_results, vector_of
 from ascend_grad._memory cimport ALIGNMENT, ceil_div
 from ascend_grad._views cimport View, view_of
 
@@ -227,8 +227,8 @@ cdef Problem top_k_problem(Call call, list held, bint with_values):
     """Describe the problem of a validated call without its results; `set_options` describes the last two arguments."""
     cdef Problem p = problem_of(option(call, "input"), option(call, "weight"))
     p.with_statistics, p.top_k = True, call.sizes[K]
-    p.temperatures = numbers(call, "temperature", held, with_values)
-    p.temperature, p.bias = one_number(call, "temperature"), numbers(call, "bias", held, with_values)
+    p.temperatures = vector_of(call, "temperature", held, with_values)
+    p.temperature, p.bias = one_number(call, "temperature"), vector_of(call, "bias", held, with_values)
     set_transform(&p, call)
     describe_top_k(&p)
     return p
@@ -281,7 +281,7 @@ cdef Loss loss_of(
     x.with_bias_grad = bias_grad is not None
     x.p.filter_eps = option(source, "filter_eps")
     set_transform(&x.p, source)
-    x.bias = numbers(source, "bias", held, with_values)
+    x.bias = vector_of(source, "bias", held, with_values)
     return x
 
 
@@ -292,7 +292,7 @@ cdef Loss loss_of_call(Call call, list results, list held, bint with_values):
         option(call, "input"), option(call, "weight"), option(call, "target"), call, tuple(results[has_loss:has_loss + 3]),
         held, with_values
     )
-    x.lse, x.entropy = numbers(call, "lse", held, with_values), numbers(call, "entropy", held, with_values)
+    x.lse, x.entropy = vector_of(call, "lse", held, with_values), vector_of(call, "entropy", held, with_values)
     if has_loss:
         set_results(&x.o, results)
     describe_loss(&x)

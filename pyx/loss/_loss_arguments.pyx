@@ -27,7 +27,7 @@ cdef void *data_of(cnp.ndarray array) noexcept:
     return NULL if array is None else cnp.PyArray_DATA(array)
 
 
-cdef const double *numbers(object source, str name, list held, bint with_values) except? NULL:
+cdef const double *vector_of(object source, str name, list held, bint with_values) except? NULL:
     """Return the address of an option that is an array, or NULL for None, for one number, and for no elements.
 
     With `with_values` the elements are float64. The array belongs to `held`.
@@ -61,19 +61,19 @@ cdef list set_options(LossOptions *o, cnp.ndarray target, object source, bint wi
     o.rows = cnp.PyArray_SIZE(target) // o.target_count
     o.target, o.is_wide = cnp.PyArray_DATA(target), cnp.PyArray_ITEMSIZE(target) == 8
     o.ignore_index, o.first_entry = option(source, "ignore_index"), option(source, "vocab_start_index") or 0
-    o.target_prob = numbers(source, "target_prob", held, with_values)
-    o.class_weight = numbers(source, "class_weight", held, with_values)
+    o.target_prob = vector_of(source, "target_prob", held, with_values)
+    o.class_weight = vector_of(source, "class_weight", held, with_values)
     o.classes = 0 if o.class_weight == NULL else cnp.PyArray_SIZE(<cnp.ndarray>option(source, "class_weight"))
-    o.token_weight = numbers(source, "token_weight", held, with_values)
+    o.token_weight = vector_of(source, "token_weight", held, with_values)
     o.label_smoothing = option(source, "label_smoothing") or 0
     o.lse_square_scale = option(source, "lse_square_scale") or 0
-    o.temperatures, o.temperature = numbers(source, "temperature", held, with_values), one_number(source, "temperature")
+    o.temperatures, o.temperature = vector_of(source, "temperature", held, with_values), one_number(source, "temperature")
     o.reduction = REDUCTION_SUM if reduction == "sum" else REDUCTION_MEAN if reduction == "mean" else REDUCTION_NONE
     o.denominator = option(source, "denominator") or 0
-    o.grad_losses, o.grad_loss = numbers(source, "grad_loss", held, with_values), one_number(source, "grad_loss")
-    o.grad_lse = numbers(source, "grad_lse", held, with_values)
-    o.grad_log_prob = numbers(source, "grad_log_prob", held, with_values)
-    o.grad_entropy = numbers(source, "grad_entropy", held, with_values)
+    o.grad_losses, o.grad_loss = vector_of(source, "grad_loss", held, with_values), one_number(source, "grad_loss")
+    o.grad_lse = vector_of(source, "grad_lse", held, with_values)
+    o.grad_log_prob = vector_of(source, "grad_log_prob", held, with_values)
+    o.grad_entropy = vector_of(source, "grad_entropy", held, with_values)
     return held
 
 
@@ -106,7 +106,7 @@ def weight_sums(target, **options):
     cdef LossOptions o
     cdef list held = set_options(&o, native_vector(np.asarray(target)), options, True)
     cdef cnp.ndarray sums = np.zeros(2)
-    o.target_class_weight = numbers(options, "target_class_weight", held, True)
+    o.target_class_weight = vector_of(options, "target_class_weight", held, True)
     with nogil:
         sum_weights(&o, <double *>cnp.PyArray_DATA(sums), NULL)
     return sums

@@ -27,7 +27,7 @@ ctypedef struct LossOptions:
     Py_ssize_t classes                # length of `class_weight`
     const double *target_prob         # (rows, target_count); NULL: one target of probability 1
     const double *class_weight        # (V,)
-    const double *target_class_weight # (rows,): weights of the targets' classes, if another rank may have class_weight
+    const double *target_class_weight  # (rows,): weights of the targets' classes, if ranks share class_weight
     const double *token_weight        # (rows,)
     double label_smoothing
     double lse_square_scale
