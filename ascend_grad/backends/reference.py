@@ -420,7 +420,7 @@ def _reduced(loss, square, reduction, counts, weights, denominator):
 
 def cross_entropy(
     input, target, dim, reduction, ignore_index, class_weight, token_weight, target_prob, label_smoothing,
-    lse_square_scale, temperature, denominator, grad_loss, outputs, return_grad,
+    lse_square_scale, temperature, denominator, grad_loss, grad_lse, grad_log_prob, grad_entropy, outputs, return_grad,
 ):  # fmt: skip
     """Compute the results by name. All outputs are computed, and the gradient if it is requested."""
     shape = np.moveaxis(np.atleast_1d(input), dim, 0).shape[1:]
@@ -454,10 +454,15 @@ def cross_entropy(
     if return_grad:
         gradient = np.zeros((count, vocabulary))
         divided = [upstream[live] / each if each else np.zeros(live.size) for each in denominators]
+        of_outputs = [
+            _of_rows(0 if each is None else each, count)[live] for each in (grad_lse, grad_log_prob, grad_entropy)
+        ]
         if row is not None:
-            absent = ((upstream[live] == 0) | (tokens[live] == 0) | (denominators[0] == 0))[:, None]
-            found = loss_reference.gradient(row, targets, terms, *divided) / scale[live, None]
-            gradient[live] = np.where(absent, 0, found)
+            has_none = (upstream[live] == 0) | (tokens[live] == 0) | (denominators[0] == 0)
+            absent = has_none & np.all([each == 0 for each in of_outputs], axis=0)
+            divided = [np.where(has_none, 0, each) for each in divided]
+            found = loss_reference.gradient(row, targets, terms, *divided, *of_outputs) / scale[live, None]
+            gradient[live] = np.where(absent[:, None], 0, found)
         results["input_grad"] = np.moveaxis(gradient.reshape(*shape, vocabulary), -1, dim).reshape(input.shape)
     return results
 

@@ -13,6 +13,7 @@ from dask.delayed import Delayed, delayed
 from numpy.typing import NDArray
 
 from .._call import Call, Operator
+from .._loss_arguments import weight_sums
 from ..operators.results import LinearTopK, LossResult, loss_result
 from ..operators.table import LINEAR_CROSS_ENTROPY, LINEAR_TOP_K
 from . import means, token_chunks
@@ -179,7 +180,7 @@ def linear_cross_entropy(
     sums = None
     if means.is_over_weights(arguments):
         shared = {name: arguments[name] for name in ("ignore_index", "vocab_start_index")}
-        weigh = delayed(partial(means.weights, **shared), pure=True)
+        weigh = delayed(partial(weight_sums, **shared), pure=True)
         # These tasks get neither the largest arrays nor arguments without an influence on the sums.
         names = ("target", "token_weight", "class_weight", "target_prob")
         sums = _sum([weigh(**{name: block[name] for name in names if name in block}) for block in blocks])

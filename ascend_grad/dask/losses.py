@@ -11,13 +11,18 @@ import numpy as np
 from dask.delayed import Delayed, delayed
 from numpy.typing import NDArray
 
+from .._loss_arguments import weight_sums
 from ..operators.results import LossResult, loss_result
 from ..operators.table import CROSS_ENTROPY
 from . import means, row_blocks
 from .arrays import as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in, validated
 
 #: Arguments with a number for each row; `target` and `target_prob` may have K.
-_OF_ROWS = ("target", "target_prob", "token_weight", "temperature", "grad_loss")
+_OF_ROWS = (
+    "target", "target_prob", "token_weight", "temperature", "grad_loss", "grad_lse", "grad_log_prob", "grad_entropy",
+)  # fmt: skip
+#: Arguments that a mean is divided by sums of.
+_WEIGHTS = ("target", "token_weight", "class_weight", "target_prob")
 
 
 def cross_entropy(
@@ -35,6 +40,9 @@ def cross_entropy(
     temperature: float | da.Array | NDArray = 1.0,
     denominator: float | None = None,
     grad_loss: float | da.Array | NDArray | None = None,
+    grad_lse: da.Array | NDArray | None = None,
+    grad_log_prob: da.Array | NDArray | None = None,
+    grad_entropy: da.Array | NDArray | None = None,
     outputs: Sequence[Literal["lse", "log_prob", "entropy", "predicted", "correct"]] = (),
     return_grad: bool = True,
     backend: str | None = None,
@@ -67,6 +75,8 @@ def cross_entropy(
     denominator
         As in `ascend_grad.cross_entropy`.
     grad_loss : float or array, optional
+        As in `ascend_grad.cross_entropy`.
+    grad_lse, grad_log_prob, grad_entropy : array, optional
         As in `ascend_grad.cross_entropy`.
     outputs, return_grad
         As in `ascend_grad.cross_entropy`.
@@ -119,6 +129,9 @@ def cross_entropy(
         "temperature": temperature,
         "denominator": denominator,
         "grad_loss": grad_loss,
+        "grad_lse": grad_lse,
+        "grad_log_prob": grad_log_prob,
+        "grad_entropy": grad_entropy,
         "outputs": outputs,
         "return_grad": return_grad,
     }
@@ -126,6 +139,7 @@ def cross_entropy(
         if isinstance(values[name], (list, tuple)):
             values[name] = np.asarray(values[name])
     given = ["input", "target", "class_weight", "token_weight", "target_prob"]
+    given += ["grad_lse", "grad_log_prob", "grad_entropy"]
     given += [
         name
         for name in ("temperature", "grad_loss")
@@ -150,8 +164,8 @@ def cross_entropy(
     settings["num_threads"] = num_threads
     sums = None
     if means.is_over_weights(settings):
-        weigh = delayed(partial(means.weights, ignore_index=settings["ignore_index"]), pure=True)
-        sums = _sum([weigh(**{name: block[name] for name in block if name != "input"}) for block in blocks.values()])
+        weigh = delayed(partial(weight_sums, ignore_index=settings["ignore_index"]), pure=True)
+        sums = _sum([weigh(**{name: block[name] for name in _WEIGHTS if name in block}) for block in blocks.values()])
     requested = settings["outputs"]
     compute = delayed(partial(row_blocks.loss_and_gradient, settings), nout=2 + len(requested), pure=True)
     results = {index: compute(sums, **block) for index, block in blocks.items()}

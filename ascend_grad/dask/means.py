@@ -1,4 +1,4 @@
-"""Tasks of means over all chunks: weights of a chunk's rows, and calls on a chunk that give its part of the mean."""
+"""Tasks of means over all chunks: calls on a chunk that give its part of the mean, and the mean itself."""
 
 from __future__ import annotations
 
@@ -13,37 +13,11 @@ def is_over_weights(arguments: dict[str, Any]) -> bool:
     return arguments["reduction"] == "mean" and arguments["denominator"] is None
 
 
-def weights(
-    *,
-    target: NDArray,
-    ignore_index: int,
-    vocab_start_index: int = 0,
-    class_weight: NDArray | None = None,
-    token_weight: NDArray | None = None,
-    target_prob: NDArray | None = None,
-    **_: Any,
-) -> NDArray:
-    """Return the part that a chunk's rows add to the divisors of a mean's two terms, in float64.
-
-    A target that is no class counts as the nearest one. It is an error when the loss of its chunk is computed.
-    """
-    entries = target.reshape(*target.shape, 1) if target_prob is None else target
-    counted = np.any(entries != ignore_index, axis=-1)
-    tokens = np.where(counted, 1.0 if token_weight is None else token_weight, 0).astype(np.float64)
-    classes = tokens
-    if target_prob is None and class_weight is not None and class_weight.size:
-        places = np.where(counted, target, vocab_start_index).astype(np.int64) - vocab_start_index
-        with np.errstate(all="ignore"):
-            # A row of weight 0 adds nothing, whatever its class.
-            classes = np.where(tokens == 0, 0, tokens * class_weight.take(places, mode="clip"))
-    return np.array([np.sum(classes), np.sum(tokens)])
-
-
 def of_chunk(settings: dict[str, Any], sums: NDArray | None) -> dict[str, Any]:
     """Return the settings of the call on one chunk. With them, its gradients are its share of the whole loss's.
 
     The loss of the call is the chunk's share of a mean, but for the sign of the divisor, which `reduced` applies.
-    `sums` is the sum of `weights` over all chunks for a mean without a denominator, otherwise None.
+    `sums` is the sum of `weight_sums` over all chunks for a mean without a denominator, otherwise None.
     """
     if settings["reduction"] != "mean":
         return settings

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from .. import _xla_cross_entropy
 from ..operators.results import LossResult
 from .losses import (
-    DIFFERENTIABLE,
     Settings,
+    accumulator,
     call,
     prepared,
     refuse_gradients,
@@ -53,39 +53,6 @@ def _compute(
     return call(_TARGET, settings, arrays, results)
 
 
-def _gradient_of_outputs(
-    settings: Settings, arrays: dict[str, jax.Array], saved: dict[str, jax.Array], above: dict[str, jax.Array]
-) -> jax.Array:
-    """Compute the gradient of the requested outputs with JAX's own operations."""
-    # All operands have the same rank and dtype, as jax_numpy_rank_promotion and jax_numpy_dtype_promotion may demand.
-    axis, target, dtype = _axis(settings), arrays["target"], saved["lse"].dtype
-    limits = jnp.iinfo(target.dtype)
-    is_possible = limits.min <= settings.ignore_index <= limits.max
-    ignored = target == settings.ignore_index if is_possible else jnp.zeros(target.shape, bool)
-    if "target_prob" in arrays:
-        ignored = ignored.all(-1)
-
-    def of_rows(values: jax.Array) -> jax.Array:
-        return jnp.expand_dims(values.astype(dtype), axis)
-
-    temperature = jnp.asarray(settings.temperature, dtype)
-    if "temperature" in arrays:
-        temperature = of_rows(arrays["temperature"])
-    # The saved numbers of ignored rows are 0, and their logits may be anything.
-    z = jnp.where(jnp.expand_dims(ignored, axis), 0, arrays["input"].astype(dtype)) / temperature
-    log_p = z - of_rows(saved["lse"])
-    p = jnp.exp(log_p)
-    grad = of_rows(above["lse"]) * p if "lse" in above else jnp.zeros_like(p)
-    if "log_prob" in above:
-        classes = jax.lax.broadcasted_iota(target.dtype, z.shape, z.ndim + axis)
-        is_target = jnp.expand_dims(target, axis) == classes
-        grad += of_rows(above["log_prob"]) * (is_target.astype(dtype) - p)
-    if "entropy" in above:
-        surplus = p * (jnp.where(p == 0, 0, log_p) + of_rows(saved["entropy"]))
-        grad -= of_rows(above["entropy"]) * surplus
-    return jnp.where(jnp.expand_dims(ignored, axis), 0, grad / temperature)
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _loss(settings: Settings, input: jax.Array, others: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Compute the loss and its outputs."""
@@ -95,30 +62,24 @@ def _loss(settings: Settings, input: jax.Array, others: dict[str, jax.Array]) ->
 def _loss_forward(settings: Settings, input: Any, others: dict[str, Any]) -> tuple[dict, tuple]:
     refuse_gradients(_NAME, others)
     arrays = {"input": input.value, **{name: each.value for name, each in others.items()}}
-    saved = ["lse"] * any(name in settings.outputs for name in DIFFERENTIABLE)
-    saved += ["entropy"] * ("entropy" in settings.outputs)
-    names = tuple(dict.fromkeys(("loss", *settings.outputs, *saved)))
     # A loss scale must be applied to gradients of float16 before they are rounded. Rows have upstream gradients each.
     is_with_loss = input.perturbed and settings.reduction != "none" and input.value.dtype != jnp.float16
-    found = _compute(settings, arrays, names, is_with_loss)
-    results = {name: found[name] for name in ("loss", *settings.outputs)}
-    return results, (arrays, found.get("input_grad"), {name: found[name] for name in saved})
+    results = _compute(settings, arrays, ("loss", *settings.outputs), is_with_loss)
+    return results, (arrays, results.pop("input_grad", None))
 
 
 def _loss_backward(settings: Settings, residuals: tuple, cotangents: dict[str, Any]) -> tuple[Any, None]:
-    arrays, gradient, saved = residuals
+    arrays, gradient = residuals
     above = upstream(cotangents)
-    loss = above.pop("loss", None)
-    grad = None
-    if loss is not None and gradient is not None:
-        grad = scaled(gradient, loss)
-    elif loss is not None:
-        grad = _compute(settings, {**arrays, "grad_loss": loss}, ("loss",), True)["input_grad"]
-    if above:
-        of_outputs = _gradient_of_outputs(settings, arrays, saved, above)
-        total = of_outputs if grad is None else of_outputs + grad.astype(of_outputs.dtype)
-        grad = total.astype(arrays["input"].dtype)
-    return grad, None
+    if not above:
+        return None, None
+    if list(above) == ["loss"] and gradient is not None:
+        return scaled(gradient, above["loss"]), None
+    given = {
+        "grad_loss": jnp.zeros((), accumulator(arrays["input"])),
+        **{f"grad_{name}": each for name, each in above.items()},
+    }
+    return _compute(settings, {**arrays, **given}, ("loss",), True)["input_grad"], None
 
 
 _loss.defvjp(_loss_forward, _loss_backward, symbolic_zeros=True)
@@ -200,7 +161,7 @@ def cross_entropy(
     denominator : float, optional
         The divisor of a mean, above 0. To divide by a traced number, divide the sum by it.
     outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
-        Further results. The first three are differentiable, too, by JAX's own operations.
+        Further results. The first three are differentiable, too.
     num_threads : int, optional
         As in `ascend_grad.softmax_backward`.
 
@@ -225,8 +186,8 @@ def cross_entropy(
 
     Notes
     -----
-    The gradient of a mean or a sum is computed with the loss, except in float16. Other gradients are computed in the
-    backward pass.
+    The gradient of a mean or a sum is computed with the loss, except in float16. Other gradients, and those of outputs,
+    are computed in the backward pass.
 
     Examples
     --------

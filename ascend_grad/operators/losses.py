@@ -31,6 +31,9 @@ def cross_entropy(
     temperature: ArrayLike = 1.0,
     denominator: float | None = None,
     grad_loss: ArrayLike | None = None,
+    grad_lse: ArrayLike | None = None,
+    grad_log_prob: ArrayLike | None = None,
+    grad_entropy: ArrayLike | None = None,
     outputs: Sequence[Literal["lse", "log_prob", "entropy", "predicted", "correct"]] = (),
     return_grad: bool = True,
     out: NDArray | None = None,
@@ -68,6 +71,10 @@ def cross_entropy(
     grad_loss : float or array_like, optional
         The gradient with respect to the loss, default 1: one number or, with ``reduction="none"``, also one for each
         row, of any of the four dtypes. A row with 0 has a gradient of 0, whatever it holds.
+    grad_lse, grad_log_prob, grad_entropy : array_like, optional
+        The gradients with respect to the outputs, one number for each row, of any of the four dtypes; default: 0. They
+        count whatever the token weight is. Elements of ignored rows are not read. With `target_prob` there is no
+        `grad_log_prob`.
     .. options:: outputs
     return_grad : bool, default True
         Whether to compute the gradient at all.
@@ -111,7 +118,11 @@ def cross_entropy(
     The gradient with respect to :math:`z` is :math:`a p_v - \sum_k w_k [v = t_k] - s_i c_v` with the probabilities
     :math:`p = e^{z - \mathrm{lse}}` and :math:`w_k = g r (1 - s) q_k c_{t_k}`, :math:`s_i = g r s / V`,
     :math:`a = \sum_k w_k + s_i \sum_v c_v + 2 g r\, \mathrm{lse\_square\_scale} \cdot \mathrm{lse}`, for the upstream
-    gradient :math:`g`. Smoothing is that of Szegedy et al., "Rethinking the Inception Architecture for Computer
+    gradient :math:`g`. The outputs add
+    :math:`g^{\mathrm{lse}} p_v + g^{\mathrm{log\_prob}} ([v = t] - p_v)
+    - g^{\mathrm{entropy}} p_v (z_v - \mathrm{lse} + \mathrm{entropy})`. Pass ``grad_loss=0`` for their gradient alone.
+
+    Smoothing is that of Szegedy et al., "Rethinking the Inception Architecture for Computer
     Vision", 2016; the squared lse is that of Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022.
 
     Examples
@@ -129,7 +140,8 @@ def cross_entropy(
     """
     values: list[Any] = [
         input, target, dim, reduction, ignore_index, class_weight, token_weight, target_prob, label_smoothing,
-        lse_square_scale, temperature, denominator, grad_loss, outputs, return_grad
+        lse_square_scale, temperature, denominator, grad_loss, grad_lse, grad_log_prob, grad_entropy, outputs,
+        return_grad
     ]  # fmt: skip
     results = run(table.CROSS_ENTROPY, values, out, backend, num_threads)
     requested = values[_OUTPUTS]  # a tuple now

@@ -299,9 +299,9 @@ def targets_of_layer(input: str = "input", weight: str = "weight", target: str =
     ]
 
 
-def upstream_gradients(names: tuple[str, ...]) -> list[Check]:
-    """Return the checks of vectors with a number for each row."""
-    return [check for name in names for check in (Floating(name), Shape(name, "BT"))]
+def upstream_gradients(names: tuple[str, ...], rows: str = "BT") -> list[Check]:
+    """Return the checks of arrays with a number for each row. `rows` is the size that the number of rows has."""
+    return [check for name in names for check in (Floating(name), Shape(name, rows))]
 
 
 def limits() -> list[Check]:
@@ -423,15 +423,16 @@ LINEAR_TOP_K = Operator(
 
 #: The options of the loss of logits, in the order of its parameters.
 _OF_LOGITS = "class_weight token_weight target_prob label_smoothing lse_square_scale temperature denominator"
+_UPSTREAM = f"grad_loss {' '.join(OUTPUT_GRADIENTS)}"
 CROSS_ENTROPY = Operator(
     "cross_entropy",
     None,
-    f"input target dim reduction ignore_index {_OF_LOGITS} grad_loss outputs return_grad",
+    f"input target dim reduction ignore_index {_OF_LOGITS} {_UPSTREAM} outputs return_grad",
     family="losses",
     kernels="cross_entropy",
     arrays="input target",
-    optional=arrays_among(f"{_OF_LOGITS} grad_loss"),
-    mixes=f"target {arrays_among(f'{_OF_LOGITS} grad_loss')}",
+    optional=arrays_among(f"{_OF_LOGITS} {_UPSTREAM}"),
+    mixes=f"target {arrays_among(f'{_OF_LOGITS} {_UPSTREAM}')}",
     out="input_grad",
     checks=[
         NotNone(),
@@ -444,7 +445,10 @@ CROSS_ENTROPY = Operator(
         NonemptyVocabulary("input"),
         Reduction("rows"),
         ignored(),
-        *checks_of(f"{_OF_LOGITS} outputs", "rows"),
+        *checks_of(_OF_LOGITS, "rows"),
+        *upstream_gradients(OUTPUT_GRADIENTS, "rows"),
+        NothingOfOneTarget("grad_log_prob"),
+        *checks_of("outputs"),
         TrueOrFalse("return_grad"),
     ],
     value_checks=[PositiveValues("temperature"), TargetsInTheVocabulary()],

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import arrays
+from .._loss_arguments import weight_sums
 from ..errors import BackendUnavailableError
 from ..operators.options import OUTPUT_GRADIENTS
 from ..operators.ranks import given_over_ranks
@@ -162,7 +163,7 @@ class OptionShard(Shard):
         return {
             **super()._part_options(),
             **self._vectors,
-            "grad_loss": np.atleast_1d(_wide(self._a["grad_loss"])),
+            "grad_loss": self._a["grad_loss"],
             "with_more": self._needs_predicted or needs_entropy,
             "with_outputs": bool(self._outputs) or any(name in self._vectors for name in OUTPUT_GRADIENTS),
         }
@@ -203,11 +204,12 @@ class OptionShard(Shard):
             self._target_weights = np.where(self._is_target, prob * np.ones(self._is_target.shape) * of_class, 0)
         self._token_weight = np.where(self._counted, self._vectors.get("token_weight", 1.0), 0)
         if self._divides_by_weights:
-            has_class_weights = "class_weight" in self._vectors and "target_prob" not in self._vectors
-            of_class = self._target_weights[:, 0] if has_class_weights else 1.0
-            with np.errstate(all="ignore"):
-                of_rows = np.where(self._token_weight == 0, 0, self._token_weight * of_class)
-            self._denominators[...] = of_rows.sum(), self._token_weight.sum()
+            options = {"ignore_index": self._a["ignore_index"], "token_weight": self._vectors.get("token_weight")}
+            if "target_prob" in self._vectors:
+                options["target_prob"] = prob
+            elif "class_weight" in self._vectors:
+                options["target_class_weight"] = self._target_weights[:, 0]
+            self._denominators[...] = weight_sums(self.target, **options)
         elif self._a["reduction"] == "mean":
             self._denominators[...] = self._a["denominator"]
 

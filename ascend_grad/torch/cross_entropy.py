@@ -38,6 +38,9 @@ class _Loss(NamedTuple):
     #: The options that `operators.numbers_of` replaces, or None.
     numbers: torch.Tensor | None
     grad_loss: torch.Tensor | None
+    grad_lse: torch.Tensor | None
+    grad_log_prob: torch.Tensor | None
+    grad_entropy: torch.Tensor | None
     dim: int
     reduction: Literal["mean", "sum", "none"]
     ignore_index: int
@@ -53,15 +56,15 @@ class _Loss(NamedTuple):
 
 _SCHEMA = (
     "(Tensor input, Tensor target, Tensor? class_weight, Tensor? token_weight, Tensor? target_prob, "
-    "Tensor? temperatures, Tensor? numbers, Tensor? grad_loss, int dim, str reduction, SymInt ignore_index, "
-    "bool input_grad, "
-    "float label_smoothing, float lse_square_scale, float temperature, float? denominator, "
+    "Tensor? temperatures, Tensor? numbers, Tensor? grad_loss, Tensor? grad_lse, Tensor? grad_log_prob, "
+    "Tensor? grad_entropy, int dim, str reduction, SymInt ignore_index, bool input_grad, float label_smoothing, "
+    "float lse_square_scale, float temperature, float? denominator, "
     "str[] outputs, SymInt? num_threads) -> (Tensor loss, Tensor input_grad, Tensor lse, Tensor log_prob, "
     "Tensor entropy, Tensor predicted, Tensor correct)"
 )
 
-#: The number of tensors among the first arguments, without the upstream gradient.
-_TENSORS = _Loss._fields.index("grad_loss")
+#: The numbers of tensors among the first arguments, without the upstream gradients and with them.
+_TENSORS, _ALL_TENSORS = _Loss._fields.index("grad_loss"), _Loss._fields.index("dim")
 
 
 def _compute(*arguments: Any) -> tuple[torch.Tensor, ...]:
@@ -80,6 +83,9 @@ def _compute(*arguments: Any) -> tuple[torch.Tensor, ...]:
         temperature=problem.temperature if problem.temperatures is None else detached(problem.temperatures),
         denominator=problem.denominator,
         grad_loss=operators.upstream(problem.grad_loss, problem.reduction),
+        grad_lse=optional(problem.grad_lse),
+        grad_log_prob=optional(problem.grad_log_prob),
+        grad_entropy=optional(problem.grad_entropy),
         outputs=tuple(problem.outputs),
         return_grad=problem.input_grad,
         num_threads=problem.num_threads,
@@ -115,8 +121,8 @@ class _CrossEntropy(Function):
 
     The gradient of a mean or a sum is computed with the loss, and backward scales it. Backward computes the gradient of
     one loss per row, and every gradient in float16: a loss scale must be applied before the rounding. A gradient that
-    was returned may be changed by its owner, so that a second backward computes it again. Backward adds the gradient of
-    outputs.
+    was returned may be changed by its owner, so that a second backward computes it again. If an output has an
+    upstream gradient, backward computes the gradient of the loss and the outputs in one call.
     """
 
     @staticmethod
@@ -126,10 +132,11 @@ class _CrossEntropy(Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         problem = _Loss(*inputs)
-        ctx.settings = inputs[_TENSORS + 1 :]
+        ctx.settings = inputs[_ALL_TENSORS:]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs[:_TENSORS])
-        is_scalable = problem.input_grad and problem.grad_loss is None and problem.reduction != "none"
+        has_upstream = any(each is not None for each in inputs[_TENSORS:_ALL_TENSORS])
+        is_scalable = problem.input_grad and not has_upstream and problem.reduction != "none"
         ctx.gradient = output[1].detach() if is_scalable else None
 
     @staticmethod
@@ -142,61 +149,22 @@ class _CrossEntropy(Function):
         if not upstream:
             return tuple(nothing)
         saved = ctx.saved_tensors  # each access unpacks all of them
-        problem, shared = _Loss._make((*saved[:_TENSORS], None, *ctx.settings)), saved[_TENSORS:]
+        nothing_above = (None,) * (_ALL_TENSORS - _TENSORS)
+        problem, shared = _Loss._make((*saved[:_TENSORS], *nothing_above, *ctx.settings)), saved[_TENSORS:]
         gradient, ctx.gradient = shared[0].detach() if shared else ctx.gradient, None
         is_computed = gradient is not None and upstream == [grad_loss]
-        if upstream != [grad_loss]:
-            # The sum of the gradients of loss and outputs is rounded once.
-            wide = problem._replace(input=problem.input.to(operators.accumulator(problem.input)))
-            gradient = _gradient_of_outputs(wide, *of_outputs)
-            if grad_loss is not None:
-                gradient = gradient + _loss(*wide._replace(grad_loss=grad_loss, input_grad=True, outputs=[]))[1]
-            gradient = gradient.to(problem.input.dtype)
-        elif not is_computed:
-            # With the same outputs, the gradient has the bits of the one that was computed with the loss.
-            gradient = _loss(*problem._replace(grad_loss=grad_loss, input_grad=True))[1]
+        if not is_computed:
+            above = dict(zip(("grad_lse", "grad_log_prob", "grad_entropy"), of_outputs))
+            above["grad_loss"] = upstream[0].new_zeros(()) if grad_loss is None else grad_loss
+            # With the same outputs, the gradient of the loss has the bits of the one that was computed with the loss.
+            outputs = problem.outputs if upstream == [grad_loss] else []
+            gradient = _loss(*problem._replace(**above, input_grad=True, outputs=outputs))[1]
         # If the gradient was computed before, the product below depends on the upstream gradient.
         arguments = [problem.input] if is_computed else [problem.input, *upstream]
         gradients = without_second_order(_NAME, [gradient], arguments)
         if is_computed:
             gradients = scaled(gradients, grad_loss, in_place=not shared)
         return gradients[0], *nothing[1:]
-
-
-def _gradient_of_outputs(
-    problem: _Loss,
-    grad_lse: torch.Tensor | None,
-    grad_log_prob: torch.Tensor | None,
-    grad_entropy: torch.Tensor | None,
-) -> torch.Tensor:
-    """Compute the gradient of the outputs with torch's own operations, in the dtype of the problem's input."""
-    input, dim = problem.input, problem.dim
-    ignored = problem.target == problem.ignore_index
-    if problem.target_prob is not None:
-        ignored = ignored.all(-1)
-    has_gradient = torch.zeros_like(ignored)
-    temperature: float | torch.Tensor = problem.temperature
-    if problem.temperatures is not None:
-        temperature = problem.temperatures.to(input.dtype).unsqueeze(dim)
-    elif problem.numbers is not None:
-        temperature = problem.numbers[operators.TEMPERATURE].to(input.dtype)
-    # Logits relative to the maximum: no difference of large numbers, and no quotient that overflows.
-    log_p = torch.log_softmax((input - input.amax(dim, keepdim=True)) / temperature, dim)
-    p = log_p.exp()
-    grad = torch.zeros_like(p)
-    if grad_lse is not None:
-        grad = grad + grad_lse.unsqueeze(dim) * p
-    if grad_log_prob is not None:
-        of_rows = grad_log_prob.unsqueeze(dim)
-        entries = torch.where(ignored, 0, problem.target).long().unsqueeze(dim)
-        grad = (grad - of_rows * p).scatter_add(dim, entries, of_rows)
-    if grad_entropy is not None:
-        products = torch.where(p == 0, 0, p * log_p)
-        grad = grad + grad_entropy.unsqueeze(dim) * (p * products.sum(dim, keepdim=True) - products)
-    # The outputs of ignored rows are 0. Logits of rows without an upstream gradient may be anything, too.
-    for each in (grad_lse, grad_log_prob, grad_entropy):
-        has_gradient = has_gradient if each is None else has_gradient | (each != 0)
-    return torch.where((ignored | ~has_gradient).unsqueeze(dim), 0, grad / temperature)
 
 
 class _CrossEntropyOfOperator(_CrossEntropy):
@@ -310,8 +278,7 @@ def cross_entropy(
     -----
     If `reduction` is "mean" or "sum", the gradient is computed with the loss, except in float16. With
     ``retain_graph=True`` a second backward computes it again. If an output has an upstream gradient, the backward pass
-    computes the gradient of the outputs, with torch's own operations, and the gradient of the loss again. No gradient
-    can be differentiated once more.
+    computes the gradient of the loss and the outputs. No gradient can be differentiated once more.
 
     Examples
     --------
@@ -402,6 +369,9 @@ def unrounded_loss(
         temperatures=temperature if isinstance(temperature, torch.Tensor) else None,
         numbers=numbers,
         grad_loss=None,
+        grad_lse=None,
+        grad_log_prob=None,
+        grad_entropy=None,
         dim=dim,
         reduction=reduction,
         ignore_index=ignored,

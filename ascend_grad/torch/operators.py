@@ -222,9 +222,6 @@ _NUMBERS = {
     "filter_eps": 0.0,
 }
 
-#: The index of the temperature in a vector by `numbers_of`: the options before it are always given.
-TEMPERATURE = list(_NUMBERS).index("temperature")
-
 
 def numbers_of(operator: str, **options: Any) -> tuple[dict[str, Any], torch.Tensor | None]:
     """Convert options that are numbers, or None, to the types of the schema.

@@ -48,10 +48,10 @@ AG_INLINE double ag_one_minus_prob(const ag_row_statistics *row, double z)
     return (row->rest - expm1(z - row->max)) / (1 + row->rest);
 }
 
-AG_INLINE double ag_entropy(const ag_row_statistics *row)
-{
-    return ag_log_sum(row) + row->moment / (1 + row->rest);
-}
+/* Return max - m. */
+AG_INLINE double ag_mean_gap(const ag_row_statistics *row) { return row->moment / (1 + row->rest); }
+
+AG_INLINE double ag_entropy(const ag_row_statistics *row) { return ag_log_sum(row) + ag_mean_gap(row); }
 
 /* Return c_v times a distance of z_v; 0 if either is 0, whatever the other is. An infinite c_v at a distance of 0 is
  * counted by class_sum, see ag_smoothed_sum. */
@@ -101,14 +101,43 @@ AG_INLINE double ag_scaled_weight(double weight, double class_scale, int is_doub
     return rounded == 0 && weight != 0 ? copysign(is_double ? 0x1p-1074 : 0x1p-149, weight) : rounded;
 }
 
-/* Return the gradient at an entry with logit z, where `w` is the sum of the coefficients of the targets there, and `s` the
- * product of smoothing's coefficient and the class weight there. It is accurate for p near 1 and a = w. */
-AG_INLINE double ag_gradient_at_target(const ag_row_statistics *row, double z, double a, double b, double w, double s)
+/* ---- the gradient of a row --------------------------------------------------------------------------------------- */
+
+/* A target whose probability is above this number is nearly certain: its gradient is computed from 1 - p. */
+#define AG_NEARLY_CERTAIN 0.9375
+
+/* Upstream gradients of a row. */
+typedef struct {
+    double square;                    /* of lse^2, with token weight, lse_square_scale and denominator */
+    double lse, log_prob, entropy;    /* of the outputs; `log_prob` is that of the only target */
+} ag_upstream;
+
+/* The coefficients of a row's gradient. */
+typedef struct {
+    double balance; /* the part of `a` that no target takes back. It is summed apart, since it may be tiny beside `a` */
+    double a, b, s;
+} ag_coefficients;
+
+/* Return the coefficients, where `kept` is the sum of the targets' w_k, those of log_prob left out. */
+AG_INLINE ag_coefficients ag_coefficients_of(const ag_upstream *upstream, double kept, double s, double class_sum, double lse)
 {
-    const double complement = ag_one_minus_prob(row, z), p = exp(z - row->max) / (1 + row->rest);
-    /* z - m = (z - max) + (max - m), where max - m = moment / (1 + rest). */
-    const double mean = b == 0 ? 0 : b * p * ((z - row->max) + row->moment / (1 + row->rest));
-    return (a - w) - a * complement + mean - s;
+    ag_coefficients c = {.balance = (s != 0 ? s * class_sum : 0) + upstream->lse, .b = -upstream->entropy, .s = s};
+    if (upstream->square != 0) c.balance += 2 * upstream->square * lse;
+    c.a = c.balance + (kept - upstream->log_prob);
+    return c;
+}
+
+/* Return the gradient of the entropy at an entry of probability p, where `distance` is z_v - m. */
+AG_INLINE double ag_entropy_gradient(const ag_coefficients *c, double p, double distance)
+{
+    return c->b == 0 || p == 0 ? 0 : c->b * p * distance;
+}
+
+/* Return the gradient at a nearly certain entry, without the terms of the entropy and of smoothing. `others` is the sum of
+ * w_k of targets that are other entries: a - w is what the target does not take back, so it stands for a where w is 0. */
+AG_INLINE double ag_certain_gradient(const ag_coefficients *c, double others, double complement)
+{
+    return (c->balance + others) - c->a * complement;
 }
 
 #endif

@@ -11,7 +11,6 @@ from ascend_grad cimport _cross_entropy_python, _memory, _rowwise_python
 from ascend_grad._call cimport (
     BT,
     GRADIENT,
-    K,
     LOSS,
     LOSS_GRADIENT,
     LOSS_OF_STATISTICS,
@@ -21,7 +20,6 @@ from ascend_grad._call cimport (
     TOP_K,
     Call,
     Result,
-    doubles,
     native_vector,
 )
 from ascend_grad._dtypes cimport dtype_of
@@ -133,55 +131,15 @@ cdef object loss_of_statistics(Call call, int threads):
     return results.deliver()
 
 
-#: The options of a loss that are arrays: the CPU takes them as contiguous arrays of float64.
-cdef frozenset _vectors = frozenset((
-    "grad_loss", "token_weight", "class_weight", "target_prob", "temperature", "bias", "lse", "entropy", "grad_lse",
-    "grad_log_prob", "grad_entropy"
-))
-cdef cnp.ndarray _one = doubles(1.0)
-
-
-cdef dict options_of(Call call, bint with_values):
-    """Return the arguments of a call that are not None, by name. With `with_values`, its vectors are of float64."""
-    cdef dict options = {}
-    cdef tuple names = call.operator.parameters
-    cdef Py_ssize_t i
-    for i, value in enumerate(call.values):
-        if value is None:
-            continue
-        if with_values and cnp.PyArray_Check(value) and names[i] in _vectors:
-            value = doubles(value)
-        options[names[i]] = value
-    if with_values and type(options.get("grad_loss")) is float:
-        options["grad_loss"] = _one if options["grad_loss"] == 1 else doubles(options["grad_loss"])
-    return options
-
-
-cdef dict results_of(Call call, Results results):
-    """Return the arrays of the results that are requested, by name."""
-    cdef dict by_name = {}
-    cdef Py_ssize_t i
-    for i, array in enumerate(results.arrays):
-        if array is not None:
-            by_name[call.operator.results[i]] = array
-    return by_name
-
-
 cdef object loss(Call call, int threads):
     cdef Results results = Results(call)
-    _linear_python.loss_and_gradients(
-        value(call, "input"), value(call, "weight"), native_vector(value(call, "target")), options_of(call, True),
-        results_of(call, results), value(call, "workspace_bytes") or 0, threads
-    )
+    _linear_python.loss_and_gradients(call, results.arrays, threads)
     return results.deliver()
 
 
 cdef object top_k(Call call, int threads):
     cdef Results results = Results(call)
-    _linear_python.top_k(
-        value(call, "input"), value(call, "weight"), call.sizes[K], options_of(call, True), *results.arrays,
-        value(call, "workspace_bytes") or 0, threads
-    )
+    _linear_python.top_k(call, *results.arrays, threads)
     return results.deliver()
 
 
@@ -217,22 +175,16 @@ cdef object linear_workspace_size(Call call):
         return size
     if call.operator.kernels == STATISTICS:
         return size + _linear_python.statistics_bound(value(call, "input"), value(call, "weight"), results[5])
-    options = options_of(call, False)
-    for name in _vectors if call.operator.kernels != GRADIENT else ():
-        if options.get(name) is not None:
-            size += 8 if isinstance(options[name], float) else 8 * options[name].size
-    workspace_bytes = value(call, "workspace_bytes") or 0
-    if call.operator.kernels == TOP_K:
-        return size + _linear_python.top_k_bound(
-            value(call, "input"), value(call, "weight"), call.sizes[K], options, workspace_bytes
-        )
     if call.operator.kernels == GRADIENT:
         return size + _linear_python.gradient_bound(
-            value(call, "input"), value(call, "weight"), value(call, "softmax"), results[0], results[1], workspace_bytes
+            value(call, "input"), value(call, "weight"), value(call, "softmax"), results[0], results[1],
+            value(call, "workspace_bytes") or 0
         )
-    return size + _linear_python.loss_bound(
-        value(call, "input"), value(call, "weight"), options, dict(zip(call.operator.results, results)), workspace_bytes
-    )
+    # Options that are arrays follow the matrices and the target. They are copied as float64.
+    size += sum([8 * each.size for each in call.values[3:] if cnp.PyArray_CheckExact(each)])
+    if call.operator.kernels == TOP_K:
+        return size + _linear_python.top_k_bound(call)
+    return size + _linear_python.loss_bound(call, results)
 
 
 cdef tuple chosen(Call call, int threads):
@@ -246,21 +198,14 @@ cdef tuple chosen(Call call, int threads):
     if call.operator.kernels == LOSS_OF_STATISTICS:
         return _linear_python.chosen_for_probabilities(value(call, "vocab_parallel_logits"), threads)
     results = shapes_of_results(call)
-    workspace_bytes = value(call, "workspace_bytes") or 0
     if call.operator.kernels == TOP_K:
-        return _linear_python.chosen_for_top_k(
-            value(call, "input"), value(call, "weight"), call.sizes[K], options_of(call, False), workspace_bytes,
-            threads
-        )
+        return _linear_python.chosen_for_top_k(call, threads)
     if call.operator.kernels == GRADIENT:
         return _linear_python.chosen_for_gradient(
-            value(call, "input"), value(call, "weight"), value(call, "softmax"), results[0], results[1], workspace_bytes,
-            threads
+            value(call, "input"), value(call, "weight"), value(call, "softmax"), results[0], results[1],
+            value(call, "workspace_bytes") or 0, threads
         )
-    return _linear_python.chosen_for_loss(
-        value(call, "input"), value(call, "weight"), options_of(call, False), dict(zip(call.operator.results, results)),
-        workspace_bytes, threads
-    )
+    return _linear_python.chosen_for_loss(call, results, threads)
 
 
 # ---- any operator ----------------------------------------------------------------------------------------------------

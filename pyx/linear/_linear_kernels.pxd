@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint8_t
 
-from ascend_grad._kernels cimport ag_dtype, ag_sum, ag_variant
+from ascend_grad._kernels cimport ag_dtype, ag_sum, ag_upstream, ag_variant
 
 cdef extern from "ascend_grad/linear/linear.h" nogil:
     ctypedef struct ag_matrix:
@@ -57,10 +57,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
     ctypedef struct ag_loss_row:
         double inverse_temperature
         double grad_loss
-        double grad_square
-        double grad_lse
-        double grad_log_prob
-        double grad_entropy
+        ag_upstream upstream
         double moment
         double deficit
         double weight
@@ -80,19 +77,6 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         const int64_t *entries
         const double *weights
 
-    ctypedef struct ag_row_statistics:
-        double max
-        double rest
-        double moment
-        double deficit
-
-    double AG_ACCURATE_SUM
-    double AG_NEARLY_CERTAIN
-    double ag_log_sum_exp(const ag_row_statistics *row)
-    double ag_negative_log_prob(const ag_row_statistics *row, double z)
-    double ag_one_minus_prob(const ag_row_statistics *row, double z)
-    double ag_entropy(const ag_row_statistics *row)
-    double ag_log_sum(const ag_row_statistics *row)
     void ag_loss_row_finish(ag_loss_row *row, const ag_loss_targets *targets, const double *logits, double max, double rest,
                             double logit_scale, double label_smoothing, Py_ssize_t vocab, const double *class_weight,
                             double class_sum, double class_scale)

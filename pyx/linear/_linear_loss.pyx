@@ -1,6 +1,6 @@
 """The loss and its gradients, in one pass over the logits if these can be cached, otherwise in two.
 
-The caller owns the memory. It fills in the first fields of a `Loss`, calls `describe_loss` and `prepare_loss`, allocates
+The caller owns the memory. It fills in the first fields of a `Loss` and its options, calls `describe_loss` and `prepare_loss`, allocates
 `loss_workspace_size` bytes, calls `place_loss_workspace` and `run_loss`.
 
 Options that only scale a row's upstream gradient leave the kernels as they are. With any other option `Problem.is_general` is
@@ -11,30 +11,25 @@ caller combines the statistics of all ranks, and computes the gradients of the p
 """
 
 from libc.math cimport INFINITY, NAN, isfinite
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int64_t
 from libc.string cimport memset
 
 from ascend_grad cimport _tasks
 from ascend_grad._kernels cimport (
+    AG_FLOAT64,
     ag_bounded_factor,
-    ag_class_scale,
+    ag_entropy,
     ag_fpenv,
     ag_fpenv_enter,
     ag_fpenv_leave,
-    ag_scaled_weight,
-    ag_smoothed_sum,
-)
-from ascend_grad._linear_kernels cimport (
-    AG_ELSEWHERE,
-    ag_entropy,
     ag_log_sum,
     ag_log_sum_exp,
-    ag_loss_row,
-    ag_loss_row_finish,
-    ag_loss_targets,
     ag_negative_log_prob,
     ag_row_statistics,
+    ag_smoothed_sum,
+    ag_upstream,
 )
+from ascend_grad._linear_kernels cimport AG_ELSEWHERE, ag_loss_row, ag_loss_row_finish, ag_loss_targets
 from ascend_grad._linear_problem cimport (
     ROWS_PER_CHECK,
     VECTOR_PADDING,
@@ -59,6 +54,23 @@ from ascend_grad._linear_schedule cimport (
     workspace_bound,
     workspace_size,
 )
+from ascend_grad._loss_options cimport (
+    REDUCTION_NONE,
+    LossOptions,
+    first_target,
+    grad_loss_of,
+    has_output_grads,
+    has_outputs,
+    number_of,
+    round_class_weights,
+    set_denominators,
+    target_at,
+    temperature_of,
+    token_weight_of,
+    write_number,
+    write_outputs,
+    write_reduced,
+)
 from ascend_grad._memory cimport Arena, arena_alloc, ceil_div
 
 # ---- vectors ---------------------------------------------------------------------------------------------------------
@@ -73,32 +85,31 @@ cdef inline bint has_statistics(const Loss *x) noexcept nogil:
 
 
 cdef void describe_loss(Loss *x) noexcept nogil:
-    """Set the fields of the problem that say what the kernels have to compute."""
-    cdef bint is_scaled = x.temperatures != NULL or x.temperature != 1
+    """Set the rows of the problem, and the fields that say what the kernels have to compute."""
+    cdef const LossOptions *o = &x.o
+    cdef bint is_scaled = o.temperatures != NULL or o.temperature != 1
+    x.p.rows.total = x.p.rows.active = o.rows
+    x.p.rows.target, x.p.rows.is_wide, x.p.rows.start, x.p.rows.size = o.target, o.is_wide, o.first_entry, x.p.vocab
+    x.p.rows.can_ignore, x.p.rows.ignored, x.p.rows.token_weight = True, o.ignore_index, o.token_weight
+    x.o.is_double = x.p.dtype == AG_FLOAT64
+    # Upstream gradients of outputs count whatever the token weight is.
+    x.p.rows.with_outputs = has_outputs(o) or has_output_grads(o)
     bound_transform(&x.p)
     x.p.transform.is_needed = x.bias != NULL or x.p.transform.scale != 1 or x.p.transform.softcap > 0 or is_scaled
     x.p.is_general = (
-        x.p.transform.is_needed or x.p.label_smoothing > 0 or x.lse_square_scale != 0 or x.class_weight != NULL
-        or x.target_prob != NULL or x.lse != NULL or x.is_part
+        x.p.transform.is_needed or o.label_smoothing > 0 or o.lse_square_scale != 0 or o.class_weight != NULL
+        or o.target_prob != NULL or x.lse != NULL or x.is_part
     )
-    x.p.with_moments = x.outputs.entropy != NULL or x.p.label_smoothing > 0 or x.with_more
-    x.p.with_more = x.p.with_moments or x.outputs.predicted != NULL or x.outputs.correct != NULL
-    x.p.class_weight = x.class_weight if x.p.label_smoothing > 0 else NULL
+    x.p.with_moments = o.outputs.entropy != NULL or o.label_smoothing > 0 or x.with_more
+    x.p.with_more = x.p.with_moments or o.outputs.predicted != NULL or o.outputs.correct != NULL
+    x.p.label_smoothing, x.p.class_weight = o.label_smoothing, o.class_weight if o.label_smoothing > 0 else NULL
     x.p.class_sum, x.p.class_scale = x.p.vocab, 1
-    x.p.rows.with_outputs = (
-        x.outputs.lse != NULL or x.outputs.log_prob != NULL or x.outputs.entropy != NULL or x.outputs.predicted != NULL
-        or x.outputs.correct != NULL
-        # Upstream gradients of outputs count whatever the token weight is.
-        or x.grad_lse != NULL or x.grad_log_prob != NULL or x.grad_entropy != NULL
-    )
-    if x.target_prob == NULL:
-        x.target_count = 1
 
 
 cdef Py_ssize_t place_vectors(Loss *x, char *base) noexcept nogil:
     """Place the vectors of a loss in memory that begins at `base`, and return their bytes. NULL only measures the bytes."""
     cdef Problem *p = &x.p
-    cdef Py_ssize_t acc = acc_size_of(p.dtype), rows = p.rows.total, count = rows * x.target_count
+    cdef Py_ssize_t acc = acc_size_of(p.dtype), rows = p.rows.total, count = rows * x.o.target_count
     cdef Arena arena
     arena.base, arena.used = base, 0
     x.grad = arena_alloc(&arena, rows * acc)
@@ -110,12 +121,12 @@ cdef Py_ssize_t place_vectors(Loss *x, char *base) noexcept nogil:
         p.complement = arena_alloc(&arena, rows * acc)
     if p.is_general or p.with_more:
         p.loss_rows = <ag_loss_row *>arena_alloc(&arena, rows * sizeof(ag_loss_row))
-    p.targets.count = x.target_count
+    p.targets.count = x.o.target_count
     if p.is_general:
         p.targets.entries = <int64_t *>arena_alloc(&arena, count * sizeof(int64_t))
         p.targets.weights = <double *>arena_alloc(&arena, count * sizeof(double))
         p.target_logits = <double *>arena_alloc(&arena, count * sizeof(double))
-    if x.target_prob != NULL:
+    if x.o.target_prob != NULL:
         x.row_targets = <int64_t *>arena_alloc(&arena, rows * sizeof(int64_t))
     if x.bias != NULL:
         p.transform.bias = arena_alloc(&arena, (p.vocab + VECTOR_PADDING) * acc)
@@ -134,58 +145,36 @@ cdef Py_ssize_t vectors_size(const Loss *x) noexcept nogil:
 
 cdef void set_targets(Loss *x, Py_ssize_t i) noexcept nogil:
     """Write the vocabulary entries of the targets of row i, and their probabilities times class weights."""
-    cdef int64_t *entries = <int64_t *>x.p.targets.entries + i * x.target_count
-    cdef double *weights = <double *>x.p.targets.weights + i * x.target_count
-    cdef double *logits = x.p.target_logits + i * x.target_count
+    cdef int64_t *entries = <int64_t *>x.p.targets.entries + i * x.o.target_count
+    cdef double *weights = <double *>x.p.targets.weights + i * x.o.target_count
+    cdef double *logits = x.p.target_logits + i * x.o.target_count
     cdef Py_ssize_t k
     cdef int64_t target
-    for k in range(x.target_count):
-        if x.target_prob == NULL:
+    for k in range(x.o.target_count):
+        if x.o.target_prob == NULL:
             entries[k], weights[k] = entry_of_row(&x.p.rows, i), 1
         else:
-            target = target_of(x, i * x.target_count + k)
+            target = target_at(&x.o, i * x.o.target_count + k)
             entries[k], weights[k] = -1, 0
             if target != x.p.rows.ignored:
-                entries[k], weights[k] = target - x.p.rows.start, x.target_prob[i * x.target_count + k]
+                entries[k], weights[k] = target - x.p.rows.start, x.o.target_prob[i * x.o.target_count + k]
         # Without statistics no target counts as nearly certain.
         logits[k] = 0 if x.lse == NULL else -INFINITY
         if x.is_part:
             set_target_of_part(x, i, k)
-        elif entries[k] >= 0 and x.class_weight != NULL:
-            weights[k] *= x.class_weight[entries[k]]
+        elif entries[k] >= 0 and x.o.class_weight != NULL:
+            weights[k] *= x.o.class_weight[entries[k]]
 
 
 cdef void set_target_of_part(Loss *x, Py_ssize_t i, Py_ssize_t k) noexcept nogil:
     """Mark target k of row i if it is in another part. Copy its weight and logit from the whole vocabulary, if known."""
-    cdef Py_ssize_t at = i * x.target_count + k
+    cdef Py_ssize_t at = i * x.o.target_count + k
     cdef int64_t *entry = <int64_t *>x.p.targets.entries + at
     if not 0 <= entry[0] < x.p.vocab:
         entry[0] = AG_ELSEWHERE
     if x.whole.max != NULL:
         (<double *>x.p.targets.weights)[at] = x.whole.target_weights[at]
         x.p.target_logits[at] = x.whole.target_logits[at]
-
-
-cdef inline int64_t target_of(const Loss *x, Py_ssize_t k) noexcept nogil:
-    """Return an element of the targets (BT, targets of a row)."""
-    return (<const int64_t *>x.all_targets)[k] if x.is_wide else (<const int32_t *>x.all_targets)[k]
-
-
-cdef int64_t first_target(const Loss *x, Py_ssize_t i) noexcept nogil:
-    """Return the first target of row i that is not ignored, or the ignored one."""
-    cdef Py_ssize_t k
-    for k in range(i * x.target_count, (i + 1) * x.target_count):
-        if target_of(x, k) != x.p.rows.ignored:
-            return target_of(x, k)
-    return x.p.rows.ignored
-
-
-cdef inline double weight_of(const Loss *x, Py_ssize_t i) noexcept nogil:
-    return 1 if x.p.rows.token_weight == NULL else x.p.rows.token_weight[i]
-
-
-cdef inline double at(const double *values, Py_ssize_t i) noexcept nogil:
-    return 0 if values == NULL else values[i]
 
 
 cdef inline bint is_stepped(Py_ssize_t i, double *last_check) noexcept nogil:
@@ -196,10 +185,9 @@ cdef void set_class_weights(Loss *x, bint is_double) noexcept nogil:
     """Write the class weights that smoothing uses as accumulators, followed by zeros, and set their sum."""
     cdef Py_ssize_t v
     cdef void *values = <void *>x.p.class_weight_values
-    x.p.class_sum, x.p.class_scale = 0, ag_class_scale(x.p.class_weight, x.p.vocab, is_double)
+    x.p.class_scale, x.p.class_sum = round_class_weights(values, x.p.class_weight, x.p.vocab, is_double), 0
     for v in range(x.p.vocab):
         x.p.class_sum += x.p.class_weight[v]
-        set_number(values, v, is_double, ag_scaled_weight(x.p.class_weight[v], x.p.class_scale, is_double))
     for v in range(x.p.vocab, x.p.vocab + VECTOR_PADDING):
         set_number(values, v, is_double, 0)
 
@@ -212,7 +200,7 @@ cdef int set_rows(Loss *x, double *last_check) except -1 nogil:
     if x.bias != NULL:
         round_bias(
             <void *>x.p.transform.bias, x.bias, x.p.vocab,
-            largest_bias(&x.p, x.temperature, x.temperatures, x.p.rows.total), is_double
+            largest_bias(&x.p, x.o.temperature, x.o.temperatures, x.p.rows.total), is_double
         )
     if x.p.class_weight != NULL:
         set_class_weights(x, is_double)
@@ -221,10 +209,9 @@ cdef int set_rows(Loss *x, double *last_check) except -1 nogil:
     ag_fpenv_leave(mode)
     if x.with_bias_grad:
         memset(x.p.bias_sums, 0, x.p.vocab * sizeof(double))
-    if x.target_prob != NULL:
-        x.all_targets, x.is_wide = x.p.rows.target, x.p.rows.is_wide
+    if x.o.target_prob != NULL:
         for i in range(x.p.rows.total):
-            x.row_targets[i] = first_target(x, i)
+            x.row_targets[i] = first_target(&x.o, i)
             if is_stepped(i, last_check):
                 _tasks.check_signals(last_check)
         x.p.rows.target, x.p.rows.is_wide = x.row_targets, True
@@ -233,7 +220,7 @@ cdef int set_rows(Loss *x, double *last_check) except -1 nogil:
     for i in range(x.p.rows.total):
         memset(&x.p.loss_rows[i], 0, sizeof(ag_loss_row))
         x.p.loss_rows[i].inverse_temperature = 1 / ag_bounded_factor(
-            x.temperature if x.temperatures == NULL else x.temperatures[i], is_double
+            temperature_of(&x.o, i), is_double
         )
         if x.p.is_general:
             set_targets(x, i)
@@ -242,54 +229,24 @@ cdef int set_rows(Loss *x, double *last_check) except -1 nogil:
     return 0
 
 
-cdef int set_denominators(Loss *x, double *last_check) except -1 nogil:
-    """Set the denominators of a mean: the sums of the weights of the active rows, unless the caller gave a number."""
-    cdef double all[2]
-    cdef double weight
-    cdef Py_ssize_t i
-    x.denominators[0] = x.denominators[1] = 1
-    if x.whole.max != NULL:
-        x.denominators = x.whole.denominators
-    if x.reduction != REDUCTION_MEAN or x.is_part:
-        return 0
-    x.denominators[0] = x.denominators[1] = x.denominator if x.denominator > 0 else <double>x.p.rows.active
-    if x.denominator > 0 or (x.p.rows.token_weight == NULL and x.class_weight == NULL):
-        return 0
-    all[0] = all[1] = 0
-    for i in range(x.p.rows.total):
-        if is_active(&x.p.rows, i, acc_size_of(x.p.dtype)):
-            weight = weight_of(x, i)
-            all[1] += weight
-            if weight != 0 and x.class_weight != NULL and x.target_prob == NULL:
-                weight *= x.class_weight[entry_of_row(&x.p.rows, i)]
-            all[0] += weight
-        if is_stepped(i, last_check):
-            _tasks.check_signals(last_check)
-    x.denominators[0], x.denominators[1] = all[0], all[1]
-    if all[0] == 0 or (x.lse_square_scale != 0 and all[1] == 0):
-        # The mean is NaN, and has no gradient.
-        x.denominators[0] = x.denominators[1] = 0
-    return 0
-
-
 cdef double set_grad_of_row(Loss *x, Py_ssize_t i) noexcept nogil:
     """Set the upstream gradients of an active row, and return what `Rows.grad` holds of it."""
-    cdef double weight = weight_of(x, i), arriving = x.grad_loss[i if x.has_grad_for_each_row else 0], grad = 0
-    cdef ag_loss_row *row
+    cdef double weight = token_weight_of(&x.o, i), arriving = grad_loss_of(&x.o, i), grad = 0
+    cdef ag_upstream *upstream
     # A row of weight 0 has no gradient, whatever arrives. Neither has a row at which 0 arrives, whatever its weight.
     cdef bint is_present = weight != 0 and arriving != 0
     if is_present and x.denominators[0] != 0:
         grad = arriving / x.denominators[0]
-        if x.p.rows.token_weight != NULL:
+        if x.o.token_weight != NULL:
             grad *= weight
     if not x.p.is_general:
         return grad
-    row = &x.p.loss_rows[i]
-    row.grad_loss = grad
-    if is_present and x.lse_square_scale != 0 and x.denominators[1] != 0:
-        row.grad_square = arriving * weight * x.lse_square_scale / x.denominators[1]
-    row.grad_lse, row.grad_log_prob, row.grad_entropy = at(x.grad_lse, i), at(x.grad_log_prob, i), at(x.grad_entropy, i)
-    return row.grad_loss != 0 or row.grad_square != 0 or row.grad_lse != 0 or row.grad_log_prob != 0 or row.grad_entropy != 0
+    x.p.loss_rows[i].grad_loss, upstream = grad, &x.p.loss_rows[i].upstream
+    if is_present and x.o.lse_square_scale != 0 and x.denominators[1] != 0:
+        upstream.square = arriving * weight * x.o.lse_square_scale / x.denominators[1]
+    upstream.lse, upstream.log_prob = number_of(x.o.grad_lse, i), number_of(x.o.grad_log_prob, i)
+    upstream.entropy = number_of(x.o.grad_entropy, i)
+    return grad != 0 or upstream.square != 0 or upstream.lse != 0 or upstream.log_prob != 0 or upstream.entropy != 0
 
 
 cdef int set_grad(Loss *x, double *last_check) except -1 nogil:
@@ -298,11 +255,11 @@ cdef int set_grad(Loss *x, double *last_check) except -1 nogil:
     cdef Py_ssize_t part, begin, i
     cdef double grad, of_all = 0
     cdef bint is_one_number = not (
-        x.has_grad_for_each_row or x.p.is_general or x.p.rows.token_weight != NULL or x.denominators[0] == 0
+        x.o.grad_losses != NULL or x.p.is_general or x.o.token_weight != NULL or x.denominators[0] == 0
     )
     cdef ag_fpenv mode = ag_fpenv_enter()
     if is_one_number and x.p.rows.total:
-        of_all = x.grad_loss[0] / x.denominators[0]
+        of_all = x.o.grad_loss / x.denominators[0]
     ag_fpenv_leave(mode)
     for part in range(ceil_div(x.p.rows.total, ROWS_PER_CHECK)):
         begin = part * ROWS_PER_CHECK
@@ -330,7 +287,7 @@ cdef void set_given_statistics(Loss *x, Py_ssize_t i, bint is_double) noexcept n
         x.p.loss_rows[i].moment, x.p.loss_rows[i].deficit = x.whole.moment[i], x.whole.deficit[i]
     else:
         maximum = x.lse[i] if isfinite(x.lse[i]) else NAN  # no probability follows from an infinite one
-        x.p.loss_rows[i].moment = at(x.entropy, i)
+        x.p.loss_rows[i].moment = number_of(x.entropy, i)
     set_number(x.p.logits_max, i, is_double, maximum)
     set_number(x.p.sum_exp, i, is_double, 1 + rest)
     targets.entries, targets.weights = targets.entries + i * targets.count, targets.weights + i * targets.count
@@ -370,7 +327,12 @@ cdef int prepare_loss(Loss *x, Py_ssize_t workspace_bytes, double *last_check) e
     place_vectors(x, x.vectors)
     set_rows(x, last_check)
     count_active_rows(&x.p.rows, acc_size, last_check)
-    set_denominators(x, last_check)
+    if x.is_part:
+        x.denominators[0] = x.denominators[1] = 1
+        if x.whole.max != NULL:
+            x.denominators = x.whole.denominators
+    else:
+        set_denominators(&x.o, x.denominators, last_check)
     set_grad(x, last_check)
     gradients = gradients_of(x, True)
     count_active_rows(&gradients.rows, acc_size, last_check)
@@ -482,7 +444,7 @@ cdef double general_loss(const Loss *x, Py_ssize_t i, const ag_row_statistics *r
     """Return the cross-entropy of a row, without its token weight."""
     cdef Py_ssize_t k
     cdef double weight, loss = 0
-    for k in range(i * x.target_count, (i + 1) * x.target_count):
+    for k in range(i * x.o.target_count, (i + 1) * x.o.target_count):
         weight = x.p.targets.weights[k]
         # With a smoothing of 1 a finite weight counts as 0, whatever the logit is.
         if x.p.targets.entries[k] >= 0 and weight != 0 and (x.p.label_smoothing < 1 or not isfinite(weight)):
@@ -493,61 +455,57 @@ cdef double general_loss(const Loss *x, Py_ssize_t i, const ag_row_statistics *r
     return loss
 
 
-cdef void write_outputs(const Loss *x, Py_ssize_t i, bint is_counted) noexcept nogil:
+cdef void write_row_outputs(const Loss *x, Py_ssize_t i, bint is_counted) noexcept nogil:
     """Write the results of row i beside its loss."""
-    cdef bint is_double = acc_size_of(x.p.dtype) == 8
     cdef ag_row_statistics row = statistics_of_row(x, i)
     cdef int64_t predicted = -1
-    cdef double lse = 0, log_prob = 0, entropy = 0
-    if is_counted:
-        lse, log_prob = ag_log_sum_exp(&row), -ag_negative_log_prob(&row, number(x.p.predicted, i, is_double))
-        if x.p.with_more:
-            entropy, predicted = ag_entropy(&row), x.p.loss_rows[i].argmax
-    if x.outputs.lse != NULL:
-        set_number(x.outputs.lse, i, is_double, lse)
-    if x.outputs.log_prob != NULL:
-        set_number(x.outputs.log_prob, i, is_double, log_prob)
-    if x.outputs.entropy != NULL:
-        set_number(x.outputs.entropy, i, is_double, entropy)
-    if x.outputs.predicted != NULL:
-        x.outputs.predicted[i] = predicted + x.p.rows.start if is_counted else -1
-    if x.outputs.correct != NULL and is_counted and predicted == entry_of_row(&x.p.rows, i):
-        x.outputs.correct[0] += 1
+    if not is_counted:
+        write_outputs(&x.o, i, 0, 0, 0)
+    else:
+        predicted = x.p.loss_rows[i].argmax if x.p.with_more else 0
+        write_outputs(
+            &x.o, i, ag_log_sum_exp(&row), -ag_negative_log_prob(&row, number(x.p.predicted, i, x.o.is_double)),
+            ag_entropy(&row)
+        )
+    if x.o.outputs.predicted != NULL:
+        x.o.outputs.predicted[i] = predicted + x.p.rows.start if is_counted else -1
+    if x.o.outputs.correct != NULL and is_counted and predicted == entry_of_row(&x.p.rows, i):
+        x.o.outputs.correct[0] += 1
 
 
 cdef int sum_losses(Loss *x, Total *cross_entropy, Total *square, double *last_check) except -1 nogil:
     """Compute the losses and outputs of all rows, 0 for inactive rows, and sum up both parts of the losses."""
     cdef int acc_size = acc_size_of(x.p.dtype)
-    cdef bint is_double = acc_size == 8, is_counted
+    cdef bint is_counted
     cdef Py_ssize_t part, begin, i
     cdef double loss, squared, weight
     cdef ag_row_statistics row
     cdef ag_fpenv mode
     cross_entropy.sum = cross_entropy.compensation = square.sum = square.compensation = 0
-    if x.outputs.correct != NULL:
-        x.outputs.correct[0] = 0
+    if x.o.outputs.correct != NULL:
+        x.o.outputs.correct[0] = 0
     for part in range(ceil_div(x.p.rows.total, ROWS_PER_CHECK)):
         begin = part * ROWS_PER_CHECK
         mode = ag_fpenv_enter()
         for i in range(begin, min(begin + ROWS_PER_CHECK, x.p.rows.total)):
             loss = squared = 0
-            is_counted, weight = is_active(&x.p.rows, i, acc_size), weight_of(x, i)
+            is_counted, weight = is_active(&x.p.rows, i, acc_size), token_weight_of(&x.o, i)
             if is_counted and weight != 0:
                 if x.p.is_general:
                     row = statistics_of_row(x, i)
                     loss = general_loss(x, i, &row)
-                    squared = x.lse_square_scale * ag_log_sum_exp(&row) ** 2 if x.lse_square_scale != 0 else 0
+                    squared = x.o.lse_square_scale * ag_log_sum_exp(&row) ** 2 if x.o.lse_square_scale != 0 else 0
                 else:
                     loss = loss_of_row(&x.p, i)
-                if x.p.rows.token_weight != NULL:
+                if x.o.token_weight != NULL:
                     loss, squared = weight * loss, weight * squared if squared != 0 else 0
-            if x.reduction == REDUCTION_NONE:
-                set_number(x.loss, i, is_double, loss + squared)
+            if x.o.reduction == REDUCTION_NONE:
+                write_number(&x.o, x.o.loss, i, loss + squared)
             add_loss(cross_entropy, loss)
             if squared != 0:
                 add_loss(square, squared)
             if x.p.rows.with_outputs:
-                write_outputs(x, i, is_counted)
+                write_row_outputs(x, i, is_counted)
         ag_fpenv_leave(mode)
         if last_check != NULL:
             _tasks.check_signals(last_check)
@@ -556,26 +514,14 @@ cdef int sum_losses(Loss *x, Total *cross_entropy, Total *square, double *last_c
 
 cdef int run_loss(Loss *x, int num_threads, double *last_check) except -1 nogil:
     """Compute the loss and the gradients. `num_threads` 0: the default. `last_check`: see `_tasks.run_team`."""
-    cdef bint is_double = acc_size_of(x.p.dtype) == 8
     cdef Total cross_entropy, square
-    cdef double total
-    cdef ag_fpenv mode
     if not has_statistics(x):
         run(&x.first, num_threads, last_check)
     if not x.is_one_pass:
         run(&x.second, num_threads, last_check)
-    if x.loss == NULL:
+    if x.o.loss == NULL:
         return 0
     sum_losses(x, &cross_entropy, &square, last_check)
-    if x.reduction != REDUCTION_NONE:
-        mode = ag_fpenv_enter()
-        total = cross_entropy.sum
-        if x.denominators[0] == 0:
-            total = NAN
-        else:
-            total = total / x.denominators[0]
-            if x.lse_square_scale != 0:
-                total += square.sum / x.denominators[1]
-        set_number(x.loss, 0, is_double, total)
-        ag_fpenv_leave(mode)
+    if x.o.reduction != REDUCTION_NONE:
+        write_reduced(&x.o, x.denominators, cross_entropy.sum, square.sum)
     return 0

@@ -2,6 +2,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ._call import Call
+
 class PlanDescription(NamedTuple):
     name: str
     nbytes: int
@@ -51,26 +53,9 @@ def statistics(
     num_threads: int,
 ) -> tuple: ...
 def statistics_bound(input: np.ndarray, weight: np.ndarray, logits: np.ndarray | None) -> int: ...
-def top_k(
-    input: np.ndarray,
-    weight: np.ndarray,
-    k: int,
-    temperature: float,
-    log_prob: np.ndarray,
-    index: np.ndarray,
-    workspace_bytes: int,
-    num_threads: int,
-) -> None: ...
-def top_k_bound(input: np.ndarray, weight: np.ndarray, k: int, workspace_bytes: int) -> int: ...
-def loss_and_gradients(
-    input: np.ndarray,
-    weight: np.ndarray,
-    target: np.ndarray,
-    options: dict[str, Any],
-    results: dict[str, np.ndarray | None],
-    workspace_bytes: int,
-    num_threads: int,
-) -> None: ...
+def top_k(call: Call, log_prob: np.ndarray, index: np.ndarray, num_threads: int) -> None: ...
+def top_k_bound(call: Call) -> int: ...
+def loss_and_gradients(call: Call, results: list[np.ndarray | None], num_threads: int) -> None: ...
 def part_statistics(
     input: np.ndarray,
     weight: np.ndarray,
@@ -92,13 +77,7 @@ def part_gradients(
     workspace_bytes: int,
     num_threads: int,
 ) -> None: ...
-def loss_bound(
-    input: np.ndarray,
-    weight: np.ndarray,
-    options: dict[str, Any],
-    results: dict[str, np.ndarray | None],
-    workspace_bytes: int,
-) -> int: ...
+def loss_bound(call: Call, results: list[np.ndarray | None]) -> int: ...
 def probabilities(
     logits: np.ndarray, logits_max: np.ndarray, sum_exp: np.ndarray, out: np.ndarray, num_threads: int
 ) -> None: ...
@@ -140,20 +119,6 @@ def chosen_for_gradient(
     num_threads: int,
 ) -> tuple[str, int]: ...
 def chosen_for_statistics(input: np.ndarray, weight: np.ndarray, num_threads: int) -> tuple[str, int]: ...
-def chosen_for_top_k(
-    input: np.ndarray,
-    weight: np.ndarray,
-    k: int,
-    options: dict[str, Any],
-    workspace_bytes: int,
-    num_threads: int,
-) -> tuple[str, int]: ...
-def chosen_for_loss(
-    input: np.ndarray,
-    weight: np.ndarray,
-    options: dict[str, Any],
-    results: dict[str, np.ndarray | None],
-    workspace_bytes: int,
-    num_threads: int,
-) -> tuple[str, int]: ...
+def chosen_for_top_k(call: Call, num_threads: int) -> tuple[str, int]: ...
+def chosen_for_loss(call: Call, results: list[np.ndarray | None], num_threads: int) -> tuple[str, int]: ...
 def chosen_for_probabilities(logits: np.ndarray | None, num_threads: int) -> tuple[str, int]: ...

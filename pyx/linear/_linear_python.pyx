@@ -13,13 +13,11 @@ from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcpy, memset
 
 from ascend_grad cimport _cpu, _memory, _threads
+from ascend_grad._call cimport LOSS, K, Call, native_vector
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport AG_FLOAT64, ag_dtype
 from ascend_grad._linear_kernels cimport ag_matrix
 from ascend_grad._linear_loss cimport (
-    REDUCTION_MEAN,
-    REDUCTION_NONE,
-    REDUCTION_SUM,
     Loss,
     describe_loss,
     has_loss_plans,
@@ -62,6 +60,7 @@ from ascend_grad._linear_schedule cimport (
     workspace_size,
 )
 from ascend_grad._linear_top_k cimport describe_top_k
+from ascend_grad._loss_arguments cimport one_number, option, set_options, set_results, vector_of
 from ascend_grad._memory cimport ALIGNMENT, ceil_div
 from ascend_grad._views cimport View, view_of
 
@@ -224,101 +223,80 @@ def statistics_bound(cnp.ndarray input, cnp.ndarray weight, cnp.ndarray logits):
 
 # ---- largest logits --------------------------------------------------------------------------------------------------
 
-cdef Problem top_k_problem(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, dict options):
-    """Describe a problem without its results. `top_k` describes the arguments; elements of arrays are not read."""
-    cdef Problem p = problem_of(input, weight)
-    p.with_statistics, p.top_k, p.temperature = True, k, 1
-    if isinstance(options["temperature"], float):
-        p.temperature = options["temperature"]
-    else:
-        p.temperatures = doubles(options["temperature"])
-    p.bias = doubles(options.get("bias"))
-    p.transform.scale, p.transform.softcap = options["logit_scale"], options.get("softcap") or 0
+cdef Problem top_k_problem(Call call, list held, bint with_values):
+    """Describe the problem of a validated call without its results; `set_options` describes the last two arguments."""
+    cdef Problem p = problem_of(option(call, "input"), option(call, "weight"))
+    p.with_statistics, p.top_k = True, call.sizes[K]
+    p.temperatures = vector_of(call, "temperature", held, with_values)
+    p.temperature, p.bias = one_number(call, "temperature"), vector_of(call, "bias", held, with_values)
+    set_transform(&p, call)
     describe_top_k(&p)
     return p
 
 
-def top_k(
-    cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, dict options, cnp.ndarray log_prob not None,
-    cnp.ndarray index not None, Py_ssize_t workspace_bytes, int num_threads
-):
-    """Compute the k largest log-probabilities of each row and their indices into new arrays (BT, k).
+cdef int set_transform(Problem *p, object source) except -1:
+    p.transform.scale, p.transform.softcap = option(source, "logit_scale"), option(source, "softcap") or 0
+    return 0
 
-    `options` has the temperature, bias, scale and softcap of the call by name. Vectors are contiguous arrays of float64.
-    """
-    cdef Problem p = top_k_problem(input, weight, k, options)
+
+cdef Py_ssize_t workspace_of(Call call) except -1:
+    """Return the limit of the workspace, 0 for the default."""
+    return option(call, "workspace_bytes") or 0
+
+
+def top_k(Call call, cnp.ndarray log_prob not None, cnp.ndarray index not None, int num_threads):
+    """Compute the k largest log-probabilities of each row and their indices into new arrays (BT, k)."""
+    cdef list held = []
+    cdef Problem p = top_k_problem(call, held, True)
     cdef double last_check = 0
     p.top_values, p.top_indices = cnp.PyArray_DATA(log_prob), <int64_t *>cnp.PyArray_DATA(index)
-    compute(&p, workspace_bytes, num_threads, &last_check)
+    compute(&p, workspace_of(call), num_threads, &last_check)
 
 
-def top_k_bound(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, dict options, Py_ssize_t workspace_bytes):
+def top_k_bound(Call call):
     """Return the most bytes that `top_k` allocates."""
-    cdef Problem p = top_k_problem(input, weight, k, options)
+    cdef Problem p = top_k_problem(call, [], False)
     cdef Schedule schedule
-    prepare(&schedule, &p, workspace_bytes)
+    prepare(&schedule, &p, workspace_of(call))
     return workspace_bound(&schedule)
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------
 
-cdef const double *doubles(cnp.ndarray vector):
-    """Return the address of float64 elements, or NULL for None and for no elements."""
-    if vector is None or not cnp.PyArray_SIZE(vector):
-        return NULL
-    return <const double *>cnp.PyArray_DATA(vector)
+cdef Loss loss_of(
+    cnp.ndarray input, cnp.ndarray weight, cnp.ndarray target, object source, tuple gradients, list held, bint with_values
+):
+    """Fill in a loss, without results but its gradients: of input, weight and bias, each None if it is not requested.
 
-
-cdef dict _reductions = {"mean": REDUCTION_MEAN, "sum": REDUCTION_SUM, "none": REDUCTION_NONE}
-
-
-cdef Loss loss_of(cnp.ndarray input, cnp.ndarray weight, dict options, dict results):
-    """Describe a loss without its rows. `loss_and_gradients` describes the arguments; elements of arrays are not read."""
+    `set_options` describes `source` and `with_values`. The arrays that hold the options are added to `held`.
+    """
     cdef Loss x
-    cdef cnp.ndarray weight_grad = results.get("weight_grad"), target_prob = options.get("target_prob")
+    cdef cnp.ndarray input_grad, weight_grad
+    input_grad, weight_grad, bias_grad = gradients
     memset(&x, 0, sizeof(x))
-    x.p = gradient_problem(input, weight, None, results.get("input_grad"), weight_grad)
+    x.p = gradient_problem(input, weight, None, input_grad, weight_grad)
     if weight_grad is not None and cnp.PyArray_IS_C_CONTIGUOUS(weight_grad):
         x.p.weight_grad_bytes = cnp.PyArray_NBYTES(weight_grad)
-    x.with_bias_grad = results.get("bias_grad") is not None
-    x.reduction = _reductions[options.get("reduction", "none")]
-    x.denominator = options.get("denominator") or 0
-    x.p.filter_eps = options["filter_eps"]
-    x.p.transform.scale, x.p.transform.softcap = options["logit_scale"], options.get("softcap") or 0
-    x.temperature = 1
-    if isinstance(options["temperature"], float):
-        x.temperature = options["temperature"]
-    else:
-        x.temperatures = doubles(options["temperature"])
-    x.p.label_smoothing, x.lse_square_scale = options["label_smoothing"], options["lse_square_scale"]
-    x.bias, x.class_weight = doubles(options.get("bias")), doubles(options.get("class_weight"))
-    x.target_prob = doubles(target_prob)
-    x.target_count = 0 if target_prob is None else cnp.PyArray_DIM(target_prob, 1)
-    x.p.rows.token_weight = doubles(options.get("token_weight"))
-    if "lse" in options:
-        x.lse, x.entropy, x.grad_lse = doubles(options["lse"]), doubles(options.get("entropy")), doubles(options.get("grad_lse"))
-        x.grad_log_prob, x.grad_entropy = doubles(options.get("grad_log_prob")), doubles(options.get("grad_entropy"))
-        describe_loss(&x)
-        return x
-    x.outputs.lse, x.outputs.log_prob = <void *>data_of(results.get("lse")), <void *>data_of(results.get("log_prob"))
-    x.outputs.entropy = <void *>data_of(results.get("entropy"))
-    x.outputs.predicted = <int64_t *>data_of(results.get("predicted"))
-    x.outputs.correct = <int64_t *>data_of(results.get("correct"))
-    x.loss = <void *>data_of(results.get("loss"))
-    describe_loss(&x)
+    held += set_options(&x.o, native_vector(target) if with_values else target, source, with_values)
+    x.with_bias_grad = bias_grad is not None
+    x.p.filter_eps = option(source, "filter_eps")
+    set_transform(&x.p, source)
+    x.bias = vector_of(source, "bias", held, with_values)
     return x
 
 
-cdef int describe_rows(Loss *x, cnp.ndarray target, dict options) except -1:
-    """Set the vectors of the rows and the upstream gradient of a loss that `loss_of` has described."""
-    cdef cnp.ndarray grad_loss = options["grad_loss"]
-    cdef const double *token_weight = x.p.rows.token_weight
-    cdef bint with_outputs = x.p.rows.with_outputs
-    x.p.rows = rows_of(target, options["vocab_start_index"], x.p.vocab)
-    x.p.rows.can_ignore, x.p.rows.ignored = True, options["ignore_index"]
-    x.p.rows.token_weight, x.p.rows.with_outputs = token_weight, with_outputs
-    x.grad_loss, x.has_grad_for_each_row = doubles(grad_loss), cnp.PyArray_SIZE(grad_loss) > 1
-    return 0
+cdef Loss loss_of_call(Call call, list results, list held, bint with_values):
+    """Describe the loss of a validated call, or its gradients alone. `results` has an array, or None, for each result."""
+    cdef bint has_loss = call.operator.kernels == LOSS
+    cdef Loss x = loss_of(
+        option(call, "input"), option(call, "weight"), option(call, "target"), call, tuple(results[has_loss:has_loss + 3]),
+        held, with_values
+    )
+    x.lse, x.entropy = vector_of(call, "lse", held, with_values), vector_of(call, "entropy", held, with_values)
+    if has_loss:
+        set_results(&x.o, results)
+    describe_loss(&x)
+    return x
 
 
 cdef cnp.ndarray solve_loss(Loss *x, Py_ssize_t workspace_bytes, int num_threads):
@@ -348,36 +326,24 @@ cdef int write_bias_grad(const Loss *x, cnp.ndarray bias_grad) except -1:
     return 0
 
 
-def loss_and_gradients(
-    cnp.ndarray input, cnp.ndarray weight, cnp.ndarray target, dict options, dict results, Py_ssize_t workspace_bytes,
-    int num_threads
-):
-    """Compute the loss and its gradients into new arrays.
+def loss_and_gradients(Call call, list results, int num_threads):
+    """Compute the loss of a validated call and its gradients, or the gradients alone, into new arrays.
 
     Logits are cached between the passes, in the workspace and in the memory of ``weight_grad`` (6 BT V H flops). Logits that
-    find no space there are computed twice (8 BT V H).
-
-    Parameters
-    ----------
-    options : dict
-        The options of the call by name, but for those that are None. Vectors are contiguous arrays of float64; `grad_loss`
-        holds one number, or one for each row. With `lse`, the call computes gradients alone, from these statistics.
-    results : dict of ndarray
-        The requested results by name. ``loss`` is of accumulators, shape () or (BT,).
+    find no space there are computed twice (8 BT V H). `results` has an array, or None, for each result.
     """
-    cdef Loss x = loss_of(input, weight, options, results)
-    describe_rows(&x, target, options)
-    _vectors = solve_loss(&x, workspace_bytes, num_threads)
-    write_bias_grad(&x, results.get("bias_grad"))
+    cdef list held = []
+    cdef Loss x = loss_of_call(call, results, held, True)
+    _vectors = solve_loss(&x, workspace_of(call), num_threads)
+    write_bias_grad(&x, results[3 if call.operator.kernels == LOSS else 2])
 
 
-cdef Loss part_of(cnp.ndarray input, cnp.ndarray weight, cnp.ndarray target, dict options, dict results):
+cdef Loss part_of(
+    cnp.ndarray input, cnp.ndarray weight, cnp.ndarray target, dict options, tuple gradients, list held
+):
     """Describe a part of a loss. `part_statistics` and `part_gradients` describe the arguments."""
-    cdef Loss x = loss_of(input, weight, options, results)
-    describe_rows(&x, target, options)
+    cdef Loss x = loss_of(input, weight, target, options, gradients, held, True)
     x.is_part, x.with_more = True, options["with_more"]
-    x.grad_lse, x.grad_log_prob = doubles(options["grad_lse"]), doubles(options["grad_log_prob"])
-    x.grad_entropy = doubles(options["grad_entropy"])
     describe_loss(&x)
     x.p.rows.with_outputs = options["with_outputs"]
     return x
@@ -392,9 +358,9 @@ def part_statistics(
     Parameters
     ----------
     options : dict
-        As in `loss_and_gradients`. Further: `with_more`, whether moments and first maxima are requested; `with_outputs`,
-        whether rows of token weight 0 have statistics; `grad_lse`, `grad_log_prob` and `grad_entropy`, the upstream
-        gradients of outputs, vectors of float64 or None.
+        The options of the loss by name. Further: `with_more`, whether moments and first maxima are requested;
+        `with_outputs`, whether rows of token weight 0 have statistics; `grad_lse`, `grad_log_prob` and `grad_entropy`, the
+        upstream gradients of outputs.
     to_logits : ndarray, shape (BT, V), or None
         Receives the logits of the rows that are not ignored, in the dtype of sums. None: not requested.
 
@@ -407,22 +373,23 @@ def part_statistics(
     target_logits : ndarray of float64, shape (BT, targets of a row)
         The logits of the targets, 0 for a target in another part.
     """
-    cdef Loss x = part_of(input, weight, target, options, {})
+    cdef list held = []
+    cdef Loss x = part_of(input, weight, target, options, (None, None, None), held)
     cdef Py_ssize_t i, n = x.p.rows.total
-    numbers, argmax, logits = np.zeros((4, n)), np.zeros(n, np.int64), np.zeros((n, x.target_count))
-    cdef double[:, ::1] to = numbers
+    of_rows, argmax, logits = np.zeros((4, n)), np.zeros(n, np.int64), np.zeros((n, x.o.target_count))
+    cdef double[:, ::1] to = of_rows
     cdef int64_t[::1] entries = argmax
     cdef cnp.ndarray target_logits = logits
     cdef bint is_double = x.p.dtype == AG_FLOAT64
     x.p.logits = matrix(to_logits)
     _vectors = solve_loss(&x, workspace_bytes, num_threads)
-    memcpy(cnp.PyArray_DATA(target_logits), x.p.target_logits, n * x.target_count * sizeof(double))
+    memcpy(cnp.PyArray_DATA(target_logits), x.p.target_logits, n * x.o.target_count * sizeof(double))
     for i in range(n):
         to[0, i], to[1, i] = number(x.p.logits_max, i, is_double), x.p.rest[i]
         if x.p.with_more:
             to[2, i], to[3, i] = x.p.loss_rows[i].moment, x.p.loss_rows[i].deficit * x.p.class_scale
             entries[i] = x.p.loss_rows[i].argmax
-    return numbers, argmax, logits
+    return of_rows, argmax, logits
 
 
 def part_gradients(
@@ -444,21 +411,24 @@ def part_gradients(
     results : dict of (ndarray or None)
         ``input_grad``, ``weight_grad`` and ``bias_grad``. None: not requested.
     """
-    cdef Loss x = part_of(input, weight, target, options, results)
+    cdef list held = []
+    cdef tuple gradients = (results["input_grad"], results["weight_grad"], results["bias_grad"])
+    cdef Loss x = part_of(input, weight, target, options, gradients, held)
     cdef Py_ssize_t n = cnp.PyArray_DIM(input, 0)
     cdef const double *base = <const double *>cnp.PyArray_DATA(numbers)
     x.whole.max, x.whole.rest, x.whole.moment, x.whole.deficit = base, base + n, base + 2 * n, base + 3 * n
-    x.whole.target_logits, x.whole.target_weights = doubles(target_logits), doubles(target_weights)
+    x.whole.target_logits = <const double *>cnp.PyArray_DATA(target_logits)
+    x.whole.target_weights = <const double *>cnp.PyArray_DATA(target_weights)
     x.whole.vocab, x.whole.class_sum = options["vocab"], options["class_sum"]
     x.whole.denominators = options["denominators"]
     _vectors = solve_loss(&x, workspace_bytes, num_threads)
     write_bias_grad(&x, results["bias_grad"])
 
 
-def loss_bound(cnp.ndarray input, cnp.ndarray weight, dict options, dict results, Py_ssize_t workspace_bytes):
+def loss_bound(Call call, list results):
     """Return the most bytes that `loss_and_gradients` allocates for arrays of these shapes and layouts."""
-    cdef Loss x = loss_of(input, weight, options, results)
-    return loss_workspace_bound(&x, workspace_bytes) + ALIGNMENT
+    cdef Loss x = loss_of_call(call, results, [], False)
+    return loss_workspace_bound(&x, workspace_of(call)) + ALIGNMENT
 
 
 def probabilities(
@@ -579,24 +549,20 @@ def chosen_for_statistics(cnp.ndarray input, cnp.ndarray weight, int num_threads
     return chosen_by(&schedule, num_threads)
 
 
-def chosen_for_top_k(
-    cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, dict options, Py_ssize_t workspace_bytes, int num_threads
-):
+def chosen_for_top_k(Call call, int num_threads):
     """Return the plan and the number of threads of `top_k`."""
-    cdef Problem p = top_k_problem(input, weight, k, options)
+    cdef Problem p = top_k_problem(call, [], False)
     cdef Schedule schedule
-    prepare(&schedule, &p, workspace_bytes)
+    prepare(&schedule, &p, workspace_of(call))
     return chosen_by(&schedule, num_threads)
 
 
-def chosen_for_loss(
-    cnp.ndarray input, cnp.ndarray weight, dict options, dict results, Py_ssize_t workspace_bytes, int num_threads
-):
+def chosen_for_loss(Call call, list results, int num_threads):
     """Return the plan and the number of threads of `loss_and_gradients`, if all rows are active."""
-    cdef Loss x = loss_of(input, weight, options, results)
+    cdef Loss x = loss_of_call(call, results, [], False)
     cdef Schedule schedule
     cdef bint is_one_pass = False
-    loss_schedule(&x, workspace_bytes, &schedule, &is_one_pass)
+    loss_schedule(&x, workspace_of(call), &schedule, &is_one_pass)
     plan, threads = chosen_by(&schedule, num_threads)
     is_plain = is_one_pass or schedule.is_empty or x.lse != NULL
     return plan if is_plain else f"statistics, then gradients: {plan}", threads

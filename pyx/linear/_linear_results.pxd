@@ -1,7 +1,7 @@
 from libc.stdint cimport int64_t
 
-from ascend_grad._kernels cimport ag_dtype, ag_variant
-from ascend_grad._linear_kernels cimport AG_NEARLY_CERTAIN, ag_linear_kernels, ag_matrix
+from ascend_grad._kernels cimport AG_NEARLY_CERTAIN, ag_dtype, ag_variant
+from ascend_grad._linear_kernels cimport ag_linear_kernels, ag_matrix
 from ascend_grad._linear_problem cimport Problem, Rows, set_number
 from ascend_grad._linear_run cimport Run
 

@@ -8,22 +8,19 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from ascend_grad cimport _tasks, _threads
 from ascend_grad._kernels cimport (
+    AG_ACCURATE_SUM,
+    AG_NEARLY_CERTAIN,
     ag_copy_block,
     ag_fpenv,
     ag_fpenv_enter,
     ag_fpenv_leave,
     ag_itemsize,
+    ag_one_minus_prob,
+    ag_row_statistics,
     ag_sum_total,
     ag_widen,
 )
-from ascend_grad._linear_kernels cimport (
-    AG_ACCURATE_SUM,
-    AG_NEARLY_CERTAIN,
-    ag_loss_row_finish,
-    ag_loss_targets,
-    ag_one_minus_prob,
-    ag_row_statistics,
-)
+from ascend_grad._linear_kernels cimport ag_loss_row_finish, ag_loss_targets
 from ascend_grad._linear_problem cimport (
     ROWS_PER_CHECK,
     SEGMENT,

@@ -82,6 +82,7 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         const double *scale
         const double *factor
         const double *smoothing
+        const double *slope
         const void *class_weight
         void *cached
         Py_ssize_t pitch

@@ -43,6 +43,35 @@ cdef extern from "ascend_grad/sums.h" nogil:
 
 cdef extern from "ascend_grad/loss.h" nogil:
     const double AG_ACCURATE_SUM
+    const double AG_NEARLY_CERTAIN
+
+    ctypedef struct ag_row_statistics:
+        double max
+        double rest
+        double moment
+        double deficit
+
+    double ag_log_sum(const ag_row_statistics *row)
+    double ag_log_sum_exp(const ag_row_statistics *row)
+    double ag_negative_log_prob(const ag_row_statistics *row, double z)
+    double ag_one_minus_prob(const ag_row_statistics *row, double z)
+    double ag_entropy(const ag_row_statistics *row)
+
+    ctypedef struct ag_upstream:
+        double square
+        double lse
+        double log_prob
+        double entropy
+
+    ctypedef struct ag_coefficients:
+        double balance
+        double a
+        double b
+        double s
+
+    ag_coefficients ag_coefficients_of(const ag_upstream *upstream, double kept, double s, double class_sum, double lse)
+    double ag_entropy_gradient(const ag_coefficients *c, double p, double distance)
+    double ag_certain_gradient(const ag_coefficients *c, double others, double complement)
     double ag_smoothed_sum(double log_sum, double class_sum, double deficit)
     double ag_bounded_factor(double factor, int is_double)
     double ag_class_scale(const double *weights, Py_ssize_t n, int is_double)

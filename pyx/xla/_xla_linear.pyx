@@ -11,12 +11,9 @@ from libc.stdio cimport snprintf
 from libc.string cimport memset
 
 from ascend_grad cimport _cpu
-from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_dtype, ag_itemsize
+from ascend_grad._kernels cimport AG_FLOAT64, ag_dtype, ag_itemsize
 from ascend_grad._linear_kernels cimport ag_matrix
 from ascend_grad._linear_loss cimport (
-    REDUCTION_MEAN,
-    REDUCTION_NONE,
-    REDUCTION_SUM,
     Loss,
     describe_loss,
     has_loss_plans,
@@ -28,12 +25,12 @@ from ascend_grad._linear_loss cimport (
 )
 from ascend_grad._linear_problem cimport Problem, matrix_of
 from ascend_grad._linear_results cimport write_doubles
+from ascend_grad._loss_options cimport LossOptions
 from ascend_grad._memory cimport SIZE_LIMIT, allocate, release
 from ascend_grad._views cimport size_of
 from ascend_grad._xla_frame cimport (
     AG_XLA_INVALID_ARGUMENT,
     AG_XLA_RESOURCE_EXHAUSTED,
-    INT64,
     MEMORY,
     SHAPES,
     SIGNATURE,
@@ -48,34 +45,28 @@ from ascend_grad._xla_frame cimport (
 from ascend_grad._xla_losses cimport (
     LossCall,
     answer,
-    are_integers,
     argument,
     begin_call,
     doubles,
     first_bad_target,
     first_bad_temperature,
     has_dims,
-    integers,
     is_complete,
-    is_reduction,
     memory_size,
-    number_or_doubles,
-    numbers,
     refused_target,
     refused_temperature,
     require,
     result,
+    set_options,
+    set_results,
     setting,
     whole_number,
-    write_integers,
+    write_integer_results,
 )
-
-cdef double ONE = 1
 
 ctypedef struct LinearCall:
     LossCall c
     Loss x
-    const ag_xla_buffer *target
     ag_matrix bias_grad               # data is NULL if it is not requested
     int num_threads
 
@@ -104,64 +95,18 @@ cdef void set_gradient(
     require(c, buffer == NULL or set_matrix(to, buffer, dtype, 2, dims))
 
 
-cdef void set_rows(LinearCall *call, int64_t rows) noexcept nogil:
-    """Describe the targets, with their probabilities, and the weights of the rows."""
+cdef void set_layer_options(LinearCall *call, int64_t rows, int64_t vocab) noexcept nogil:
+    """Describe what the loss of a linear layer has beside the options of every loss, and the gradient of the bias."""
     cdef LossCall *c = &call.c
     cdef Loss *x = &call.x
-    call.target = argument(c, "target")
-    require(c, call.target != NULL and are_integers(call.target) and call.target.rank in (1, 2))
-    if not c.fits:
-        return
-    if call.target.rank == 2:
-        require(c, call.target.dims[1] > 0 and argument(c, "target_prob") != NULL)
-        x.target_count, x.target_prob = call.target.dims[1], doubles(c, "target_prob", 2, call.target.dims)
-    require(c, call.target.dims[0] == rows)
-    x.p.rows.total = x.p.rows.active = rows
-    x.p.rows.target, x.p.rows.is_wide = call.target.data, dtype_of(call.target) == INT64
-    x.p.rows.size, x.p.rows.can_ignore, x.p.rows.ignored = x.p.vocab, True, whole_number(c, "ignore_index")
-    x.p.rows.token_weight = doubles(c, "token_weight", 1, &rows)
-
-
-cdef void set_options(LinearCall *call, int64_t rows, int64_t vocab) noexcept nogil:
-    cdef LossCall *c = &call.c
-    cdef Loss *x = &call.x
-    cdef bint is_number = False
-    x.reduction = REDUCTION_MEAN
-    if not is_reduction(c, "mean"):
-        x.reduction = REDUCTION_SUM if is_reduction(c, "sum") else REDUCTION_NONE
-        require(c, x.reduction == REDUCTION_SUM or is_reduction(c, "none"))
-    x.denominator, x.p.filter_eps = setting(c, "denominator"), setting(c, "filter_eps")
-    x.p.transform.scale, x.p.transform.softcap = setting(c, "logit_scale"), setting(c, "softcap")
-    x.p.label_smoothing, x.lse_square_scale = setting(c, "label_smoothing"), setting(c, "lse_square_scale")
-    x.temperature, x.temperatures = setting(c, "temperature"), doubles(c, "temperature", 1, &rows)
-    x.bias, x.class_weight = doubles(c, "bias", 1, &vocab), doubles(c, "class_weight", 1, &vocab)
-    x.grad_loss = number_or_doubles(c, "grad_loss", 1, &rows, &is_number)
-    x.has_grad_for_each_row = x.grad_loss != NULL and not is_number
-    require(c, x.reduction == REDUCTION_NONE or not x.has_grad_for_each_row)
-    if x.grad_loss == NULL:
-        x.grad_loss = &ONE
-    x.lse, x.entropy = doubles(c, "lse", 1, &rows), doubles(c, "entropy", 1, &rows)
-    x.grad_lse, x.grad_log_prob = doubles(c, "grad_lse", 1, &rows), doubles(c, "grad_log_prob", 1, &rows)
-    x.grad_entropy = doubles(c, "grad_entropy", 1, &rows)
-    call.num_threads = <int>whole_number(c, "num_threads")
-
-
-cdef void set_results(LinearCall *call, int64_t rows, int64_t vocab) noexcept nogil:
-    """Describe the results but for the gradients of matrices."""
-    cdef LossCall *c = &call.c
-    cdef Loss *x = &call.x
-    cdef int dtype = AG_FLOAT64 if x.p.dtype == AG_FLOAT64 else AG_FLOAT32
     cdef const ag_xla_buffer *bias_grad = result(c, "bias_grad")
+    x.p.filter_eps = setting(c, "filter_eps")
+    x.p.transform.scale, x.p.transform.softcap = setting(c, "logit_scale"), setting(c, "softcap")
+    x.bias = doubles(c, "bias", 1, &vocab)
+    x.lse, x.entropy = doubles(c, "lse", 1, &rows), doubles(c, "entropy", 1, &rows)
     x.with_bias_grad = bias_grad != NULL
     require(c, bias_grad == NULL or set_matrix(&call.bias_grad, bias_grad, dtype_of(bias_grad), 1, &vocab))
-    if x.lse != NULL:
-        return
-    x.loss = numbers(c, "loss", dtype, x.reduction == REDUCTION_NONE, &rows)
-    x.outputs.lse, x.outputs.log_prob = numbers(c, "lse", dtype, 1, &rows), numbers(c, "log_prob", dtype, 1, &rows)
-    x.outputs.entropy = numbers(c, "entropy", dtype, 1, &rows)
-    x.outputs.predicted, x.outputs.correct = integers(c, "predicted", 1, &rows), integers(c, "correct", 0, NULL)
-    # log_prob and correct exist only for rows with a single target.
-    require(c, x.target_prob == NULL or (x.outputs.log_prob == NULL and x.outputs.correct == NULL))
+    call.num_threads = <int>whole_number(c, "num_threads")
 
 
 cdef bint describe(LinearCall *call) noexcept nogil:
@@ -181,22 +126,24 @@ cdef bint describe(LinearCall *call) noexcept nogil:
     set_gradient(c, "weight_grad", &p.weight_grad, &p.with_weight_grad, dtype, weight.dims)
     if p.with_weight_grad:
         p.weight_grad_bytes = p.vocab * p.hidden * ag_itemsize[dtype]
-    set_rows(call, input.dims[0])
-    set_options(call, input.dims[0], weight.dims[0])
-    set_results(call, input.dims[0], weight.dims[0])
+    call.x.o.is_double = dtype == AG_FLOAT64
+    set_options(c, &call.x.o, 1, input.dims, weight.dims[0])
+    set_layer_options(call, input.dims[0], weight.dims[0])
+    if call.x.lse == NULL:
+        set_results(c, &call.x.o, 1, input.dims)
     describe_loss(&call.x)
     return is_complete(c)
 
 
 cdef ag_xla_error *check_values(LinearCall *call) noexcept nogil:
-    cdef Loss *x = &call.x
-    cdef int64_t value, i = first_bad_target(call.target, x.p.vocab, x.p.rows.ignored, &value)
+    cdef const LossOptions *o = &call.x.o
+    cdef int64_t i = first_bad_target(&call.c, o, call.x.p.vocab)
     cdef char[32] place
     if i >= 0:
-        snprintf(place, sizeof(place), "in row %lld", <long long>(i if call.target.rank == 1 else i // call.target.dims[1]))
-        return refused_target(&call.c, x.p.vocab, x.p.rows.ignored, value, place)
-    i = -1 if x.temperatures == NULL else first_bad_temperature(x.temperatures, x.p.rows.total)
-    return NULL if i < 0 else refused_temperature(&call.c, x.temperatures, i)
+        snprintf(place, sizeof(place), "in row %lld", <long long>(i // o.target_count))
+        return refused_target(&call.c, o, call.x.p.vocab, i, place)
+    i = first_bad_temperature(o)
+    return NULL if i < 0 else refused_temperature(&call.c, o, i)
 
 
 # ---- the function ----------------------------------------------------------------------------------------------------
@@ -216,8 +163,7 @@ cdef ag_xla_error *run_in_workspace(LinearCall *call) noexcept nogil:
     release(workspace, nbytes)
     if x.with_bias_grad:
         write_doubles(_cpu.active(), x.p.bias_sums, x.p.vocab, &call.bias_grad)
-    write_integers(&call.c, "predicted", x.outputs.predicted)
-    write_integers(&call.c, "correct", x.outputs.correct)
+    write_integer_results(&call.c, &x.o)
     return NULL
 
 

@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int64_t, uint64_t
 
+from ascend_grad._loss_options cimport LossOptions
 from ascend_grad._memory cimport Arena
 from ascend_grad._xla_frame cimport ag_xla_buffer, ag_xla_call_frame, ag_xla_error, ag_xla_span
 
@@ -12,6 +13,7 @@ ctypedef struct LossCall:
     const char *operator
     const ag_xla_span *arguments
     const ag_xla_span *results
+    const ag_xla_buffer *target
     uint64_t found_arguments          # a bit for each argument that was looked up
     uint64_t found_results
     bint fits                         # all of them have the shapes and dtypes of their names, all attributes exist
@@ -33,22 +35,17 @@ cdef bint is_complete(const LossCall *c) noexcept nogil
 cdef const ag_xla_buffer *argument(LossCall *c, const char *name) noexcept nogil
 cdef const ag_xla_buffer *result(LossCall *c, const char *name) noexcept nogil
 cdef bint has_dims(const ag_xla_buffer *buffer, int64_t rank, const int64_t *dims) noexcept nogil
-cdef bint are_integers(const ag_xla_buffer *buffer) noexcept nogil
 cdef const double *doubles(LossCall *c, const char *name, int64_t rank, const int64_t *dims) noexcept nogil
-cdef const double *number_or_doubles(
-    LossCall *c, const char *name, int64_t rank, const int64_t *dims, bint *is_number
-) noexcept nogil
-cdef void *numbers(LossCall *c, const char *name, int dtype, int64_t rank, const int64_t *dims) noexcept nogil
-cdef int64_t *integers(LossCall *c, const char *name, int64_t rank, const int64_t *dims) noexcept nogil
-cdef void write_integers(LossCall *c, const char *name, const int64_t *values) noexcept nogil
 cdef double setting(LossCall *c, const char *name) noexcept nogil
 cdef int64_t whole_number(LossCall *c, const char *name) noexcept nogil
-cdef bint is_reduction(LossCall *c, const char *name) noexcept nogil
-cdef int64_t first_bad_target(
-    const ag_xla_buffer *target, int64_t end, int64_t ignored, int64_t *value
+cdef void set_options(
+    LossCall *c, LossOptions *o, int64_t rank, const int64_t *dims, int64_t classes
 ) noexcept nogil
-cdef int64_t first_bad_temperature(const double *temperatures, int64_t n) noexcept nogil
+cdef void set_results(LossCall *c, LossOptions *o, int64_t rank, const int64_t *dims) noexcept nogil
+cdef void write_integer_results(LossCall *c, const LossOptions *o) noexcept nogil
+cdef int64_t first_bad_target(const LossCall *c, const LossOptions *o, int64_t classes) noexcept nogil
+cdef int64_t first_bad_temperature(const LossOptions *o) noexcept nogil
 cdef ag_xla_error *refused_target(
-    const LossCall *c, int64_t end, int64_t ignored, int64_t value, const char *place
+    const LossCall *c, const LossOptions *o, int64_t classes, int64_t i, const char *place
 ) noexcept nogil
-cdef ag_xla_error *refused_temperature(const LossCall *c, const double *temperatures, int64_t row) noexcept nogil
+cdef ag_xla_error *refused_temperature(const LossCall *c, const LossOptions *o, int64_t row) noexcept nogil

@@ -19,6 +19,7 @@ from ascend_grad._kernels cimport (
     ag_fpenv_leave,
     ag_widen,
 )
+from ascend_grad._loss_options cimport REDUCTION_MEAN, REDUCTION_NONE, REDUCTION_SUM, LossOptions, target_at
 from ascend_grad._memory cimport ALIGNMENT, SIZE_LIMIT, align_up, arena_alloc
 from ascend_grad._xla_frame cimport (
     AG_XLA_INVALID_ARGUMENT,
@@ -101,7 +102,7 @@ cdef bint begin_call(LossCall *c, ag_xla_call_frame *frame, const char *operator
     """Fill in a call without memory; return False if it does not name its buffers."""
     c.frame, c.operator, c.found_arguments, c.found_results, c.fits = frame, operator, 0, 0, True
     c.arguments, c.results = text(&frame.attrs, "arguments"), text(&frame.attrs, "results")
-    c.memory.base, c.memory.used = NULL, 0
+    c.memory.base, c.memory.used, c.target = NULL, 0, NULL
     return (
         c.arguments != NULL and c.results != NULL and frame.args.size < MAX_BUFFERS and frame.results.size < MAX_BUFFERS
     )
@@ -254,46 +255,106 @@ cdef bint is_reduction(LossCall *c, const char *name) noexcept nogil:
     return reduction != NULL and is_text(reduction, name)
 
 
+# ---- options and results ---------------------------------------------------------------------------------------------
+
+cdef void set_target(LossCall *c, LossOptions *o, int64_t rank, const int64_t *dims) noexcept nogil:
+    """Describe the targets of rows of this shape, with their probabilities."""
+    cdef int64_t axis
+    c.target = argument(c, "target")
+    require(c, c.target != NULL and are_integers(c.target))
+    if not c.fits:
+        return
+    require(c, c.target.rank == rank or (c.target.rank == rank + 1 and c.target.dims[rank] > 0))
+    require(c, (c.target.rank > rank) == (argument(c, "target_prob") != NULL))
+    for axis in range(rank if c.fits else 0):
+        require(c, c.target.dims[axis] == dims[axis])
+    if not c.fits:
+        return
+    o.target_count = c.target.dims[rank] if c.target.rank > rank else 1
+    o.target_prob = doubles(c, "target_prob", c.target.rank, c.target.dims)
+    o.target, o.is_wide, o.ignore_index = c.target.data, dtype_of(c.target) == INT64, whole_number(c, "ignore_index")
+
+
+cdef void set_options(
+    LossCall *c, LossOptions *o, int64_t rank, const int64_t *dims, int64_t classes
+) noexcept nogil:
+    """Fill in the options of a loss with rows of this shape. `o` is all 0."""
+    cdef bint is_number = False
+    cdef int64_t axis
+    o.rows, o.classes = 1, classes
+    for axis in range(rank):
+        o.rows *= dims[axis]
+    set_target(c, o, rank, dims)
+    o.reduction = REDUCTION_MEAN
+    if not is_reduction(c, "mean"):
+        o.reduction = REDUCTION_SUM if is_reduction(c, "sum") else REDUCTION_NONE
+        require(c, o.reduction == REDUCTION_SUM or is_reduction(c, "none"))
+    o.denominator, o.temperature = setting(c, "denominator"), setting(c, "temperature")
+    o.label_smoothing, o.lse_square_scale = setting(c, "label_smoothing"), setting(c, "lse_square_scale")
+    o.class_weight, o.token_weight = doubles(c, "class_weight", 1, &classes), doubles(c, "token_weight", rank, dims)
+    o.temperatures = doubles(c, "temperature", rank, dims)
+    o.grad_losses, o.grad_loss = number_or_doubles(c, "grad_loss", rank, dims, &is_number), 1
+    if is_number and o.grad_losses != NULL:
+        o.grad_loss, o.grad_losses = o.grad_losses[0], NULL
+    require(c, o.reduction == REDUCTION_NONE or o.grad_losses == NULL)
+    o.grad_lse, o.grad_log_prob = doubles(c, "grad_lse", rank, dims), doubles(c, "grad_log_prob", rank, dims)
+    o.grad_entropy = doubles(c, "grad_entropy", rank, dims)
+    require(c, o.target_prob == NULL or o.grad_log_prob == NULL)
+
+
+cdef void set_results(LossCall *c, LossOptions *o, int64_t rank, const int64_t *dims) noexcept nogil:
+    """Set the addresses of the loss and of its outputs. `o.is_double` is set."""
+    cdef int dtype = AG_FLOAT64 if o.is_double else AG_FLOAT32
+    o.loss = numbers(c, "loss", dtype, rank if o.reduction == REDUCTION_NONE else 0, dims)
+    o.outputs.lse, o.outputs.log_prob = numbers(c, "lse", dtype, rank, dims), numbers(c, "log_prob", dtype, rank, dims)
+    o.outputs.entropy = numbers(c, "entropy", dtype, rank, dims)
+    o.outputs.predicted, o.outputs.correct = integers(c, "predicted", rank, dims), integers(c, "correct", 0, NULL)
+    # log_prob and correct exist only for rows with a single target.
+    require(c, o.target_prob == NULL or (o.outputs.log_prob == NULL and o.outputs.correct == NULL))
+
+
+cdef void write_integer_results(LossCall *c, const LossOptions *o) noexcept nogil:
+    write_integers(c, "predicted", o.outputs.predicted)
+    write_integers(c, "correct", o.outputs.correct)
+
+
 # ---- values that are refused -----------------------------------------------------------------------------------------
 
-cdef int64_t first_bad_target(
-    const ag_xla_buffer *target, int64_t end, int64_t ignored, int64_t *value
-) noexcept nogil:
-    """Return the place of the first target that is neither in [0, end) nor ignored, with its value, or -1."""
-    cdef bint is_wide = dtype_of(target) == INT64
+cdef int64_t first_bad_target(const LossCall *c, const LossOptions *o, int64_t classes) noexcept nogil:
+    """Return the place of the first target that is neither in [0, classes) nor ignored, or -1."""
     cdef int64_t i, each
-    for i in range(count_of(target)):
-        each = (<const int64_t *>target.data)[i] if is_wide else (<const int32_t *>target.data)[i]
-        if (each < 0 or each >= end) and each != ignored:
-            value[0] = each
+    for i in range(count_of(c.target)):
+        each = target_at(o, i)
+        if (each < 0 or each >= classes) and each != o.ignore_index:
             return i
     return -1
 
 
-cdef int64_t first_bad_temperature(const double *temperatures, int64_t n) noexcept nogil:
+cdef int64_t first_bad_temperature(const LossOptions *o) noexcept nogil:
     """Return the first row whose temperature is not a positive finite number, or -1."""
     cdef int64_t i
-    for i in range(n):
-        if not 0 < temperatures[i] < INFINITY:
+    for i in range(0 if o.temperatures == NULL else o.rows):
+        if not 0 < o.temperatures[i] < INFINITY:
             return i
     return -1
 
 
 cdef ag_xla_error *refused_target(
-    const LossCall *c, int64_t end, int64_t ignored, int64_t value, const char *place
+    const LossCall *c, const LossOptions *o, int64_t classes, int64_t i, const char *place
 ) noexcept nogil:
+    """Return the error of target `i`, which is at `place`."""
     cdef char[MESSAGE_SIZE] message
     snprintf(
         message, MESSAGE_SIZE, "%s: target: expected values in [0, %lld) or %lld, got %lld %s", c.operator,
-        <long long>end, <long long>ignored, <long long>value, place
+        <long long>classes, <long long>o.ignore_index, <long long>target_at(o, i), place
     )
     return failed(c.frame, AG_XLA_INVALID_ARGUMENT, message)
 
 
-cdef ag_xla_error *refused_temperature(const LossCall *c, const double *temperatures, int64_t row) noexcept nogil:
+cdef ag_xla_error *refused_temperature(const LossCall *c, const LossOptions *o, int64_t row) noexcept nogil:
     cdef char[MESSAGE_SIZE] message
     snprintf(
         message, MESSAGE_SIZE, "%s: temperature: expected positive finite numbers, got %g in row %lld", c.operator,
-        temperatures[row], <long long>row
+        o.temperatures[row], <long long>row
     )
     return failed(c.frame, AG_XLA_INVALID_ARGUMENT, message)

@@ -28,7 +28,7 @@ LAYERS = (
         "errors, and the machine",
         (
             "errors status _version _cyutility runtime/_openmp runtime/_cpu runtime/_tasks runtime/_threads "
-            "runtime/_memory arrays/_dtypes arrays/_views arrays/_overlap arrays/_dlpack xla/_xla_frame xla/_xla_losses"
+            "runtime/_memory arrays/_dtypes arrays/_views arrays/_overlap arrays/_dlpack xla/_xla_frame"
         ),
     ),
     ("the Ascend libraries", "ascend/_acl ascend/_aclnn"),
@@ -36,7 +36,9 @@ LAYERS = (
     (
         "CPU schedules",
         (
-            "rowwise/_rowwise_plan rowwise/_rowwise_schedule rowwise/_cross_entropy_schedule "
+            "loss/_loss_options xla/_xla_losses rowwise/_rowwise_plan rowwise/_rowwise_schedule "
+            "rowwise/_cross_entropy_rows rowwise/_cross_entropy_finish rowwise/_cross_entropy_tasks "
+            "rowwise/_cross_entropy_schedule "
             "linear/_linear_grid linear/_linear_problem "
             "linear/_linear_plan linear/_linear_run linear/_linear_packing linear/_linear_partial_sums "
             "linear/_linear_results linear/_linear_packed linear/_linear_vocab_streamed linear/_linear_rows_streamed "
@@ -44,7 +46,10 @@ LAYERS = (
         ),
     ),
     ("the call and its checks", "call/_call call/_checks call/_loss_checks"),
-    ("CPU schedules of arrays", "rowwise/_rowwise_python rowwise/_cross_entropy_python linear/_linear_python"),
+    (
+        "CPU schedules of arrays",
+        "loss/_loss_arguments rowwise/_rowwise_python rowwise/_cross_entropy_python linear/_linear_python",
+    ),
     (
         "the CPU's results, and its operators for Cython and XLA",
         "call/_cpu_backend rowwise/rowwise linear/linear xla/_xla_rowwise xla/_xla_linear xla/_xla_cross_entropy",
@@ -199,7 +204,7 @@ def test_modules_import_from_below(name: str):
 
 
 @pytest.mark.parametrize(
-    ("own", "other"), [("_rowwise_schedule", "_linear_kernels"), ("_linear_python", "_rowwise_kernels")]
+    ("own", "other"), [("_rowwise_schedule", "_linear_kernels"), ("_linear_loss", "_rowwise_kernels")]
 )
 def test_families_share_no_kernels(own: str, other: str):
     """Modules of one family do not depend on the other family's kernels.

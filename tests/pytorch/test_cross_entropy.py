@@ -242,7 +242,7 @@ def test_the_registered_operator():
     x, target, weight = problem_of((5, 9), torch.float32)
     for reduction, with_gradient in (("mean", True), ("none", False)):
         arguments = (
-            x.detach(), target, weight, None, None, None, None, None, 1, reduction, -100, with_gradient,
+            x.detach(), target, weight, *[None] * 8, 1, reduction, -100, with_gradient,
             0.1, 0.0, 1.0, None, ["entropy", "lse"] if with_gradient else [], None
         )  # fmt: skip
         operator = torch.ops.ascend_grad.cross_entropy.default

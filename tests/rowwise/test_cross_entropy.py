@@ -38,11 +38,16 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"class_weight": "classes", "token_weight": "rows", "reduction": "none"},
     {"token_weight": "rows", "label_smoothing": 0.3, "temperature": 0.7, "grad_loss": -2.5},
     {"label_smoothing": 1.0},
+    {"grad_lse": "rows"},
+    {"grad_lse": "rows", "grad_log_prob": "rows", "grad_entropy": "rows", "label_smoothing": 0.1, "reduction": "sum"},
+    {"grad_entropy": "rows", "grad_loss": 0.0, "temperature": "rows"},
+    {"grad_entropy": "rows", "grad_log_prob": "rows", "class_weight": "classes", "label_smoothing": 0.2},
 )
 SPARSE: tuple[dict[str, Any], ...] = (
     {},
     {"class_weight": "classes", "label_smoothing": 0.3, "reduction": "none", "outputs": ("lse", "entropy")},
     {"temperature": "rows", "token_weight": "rows", "lse_square_scale": 1e-2, "outputs": ("predicted",)},
+    {"grad_lse": "rows", "grad_entropy": "rows", "token_weight": "rows"},
 )
 
 
@@ -113,6 +118,9 @@ def test_random_calls(cpu_engines, data):
         "lse_square_scale": (0.0, 0.01),
         "temperature": (1.0, 2.5, "rows"),
         "outputs": ((), ("lse",), ("entropy", "lse"), ("predicted",)),
+        "grad_lse": (None, "rows"),
+        "grad_log_prob": (None,) if K else (None, "rows"),
+        "grad_entropy": (None, "rows"),
     }
     options = {name: data.draw(st.sampled_from(values), label=name) for name, values in choices.items()}
     if options["reduction"] == "none":
@@ -289,6 +297,56 @@ def test_finite_differences(cpu_engine):
                 moved[index] += sign * step
                 sides.append(cpu_engine.call("cross_entropy", **arguments | {"input": moved}, return_grad=False).loss)
             assert upstream * (sides[0] - sides[1]) / (2 * step) == pytest.approx(gradient[index], abs=1e-8)
+
+
+def test_finite_differences_of_outputs(cpu_engine):
+    step, names = 1e-5, ("lse", "log_prob", "entropy")
+    options = {f"grad_{name}": "rows" for name in names} | {"temperature": "rows", "outputs": names}
+    arguments = random_arguments("outputs", (4, 6), -1, "float64", options=options)
+    x = arguments["input"]
+    gradient = cpu_engine.call("cross_entropy", **arguments).input_grad
+    for index in np.ndindex(x.shape):
+        sides = []
+        for sign in (1, -1):
+            moved = x.copy()
+            moved[index] += sign * step
+            result = cpu_engine.call("cross_entropy", **arguments | {"input": moved}, return_grad=False)
+            sides.append(result.loss + sum(np.sum(arguments[f"grad_{name}"] * getattr(result, name)) for name in names))
+        assert (sides[0] - sides[1]) / (2 * step) == pytest.approx(gradient[index], abs=1e-8)
+
+
+def test_gradients_of_outputs_of_few_rows_or_logits(cpu_engines):
+    """Ignored rows are not read, and neither rows of weight 0 nor an undefined mean lack gradients of outputs."""
+    x = np.array([[0.0, -np.inf, 1.0, -np.inf], [1.0, 2.0, 3.0, 4.0], [np.nan, 1.0, 2.0, 3.0], [5.0, 0.0, 0.0, 1.0]])
+    arguments = {
+        "target": np.array([2, 0, -100, 1]),
+        "token_weight": np.array([0.0, 0.0, 1.0, 0.0]),
+        "grad_lse": np.array([1.0, 0.0, np.nan, 0.5]),
+        "grad_log_prob": np.array([0.5, 0.0, np.nan, 2.0]),
+        "grad_entropy": np.array([2.0, 0.0, np.nan, -1.0]),
+    }
+    for dtype in ("float32", "float64", "bfloat16"):
+        wide = {**arguments, "input": x.astype(DTYPES[dtype])}
+        right = cross_entropy_oracles.expected(**wide)
+        assert not right["input_grad"][[1, 2]].any()
+        assert right["input_grad"][[0, 3]].any(axis=-1).all()
+        for engine in cpu_engines():
+            result = engine.call("cross_entropy", **wide)
+            assert np.isnan(result.loss)
+            assert_right(result._replace(loss=None), right, dtype, engine.name)
+            in_place = wide["input"].copy()
+            engine.call("cross_entropy", **wide | {"input": in_place}, out=in_place)
+            assert in_place.tobytes() == result.input_grad.tobytes()
+
+
+def test_gradients_at_nearly_certain_targets_of_outputs(cpu_engines):
+    x = np.zeros((3, 40))
+    x[:, 7] = (12.0, 20.0, 27.0)
+    arguments = {"input": x, "target": np.full(3, 7), "grad_loss": 0.0, "grad_log_prob": np.array([1.0, -2.0, 3.0])}
+    right = cross_entropy_oracles.expected(**arguments)["input_grad"].astype(np.float64)
+    for engine in cpu_engines():
+        found = engine.call("cross_entropy", **arguments).input_grad
+        np.testing.assert_allclose(found, right, rtol=1e-9, err_msg=engine.name)
 
 
 def test_extreme_logits(cpu_engine):
@@ -810,6 +868,8 @@ FAULTS = (
     ("temperature", "hot", "ParamTypeError"),
     ("denominator", 0.0, "ParamInvalidError"),
     ("grad_loss", np.ones(2), "ParamTypeError"),
+    ("grad_lse", np.ones(3), "ParamInvalidError"),
+    ("grad_entropy", np.ones(2, int), "ParamTypeError"),
     ("outputs", ("loss",), "ParamInvalidError"),
     ("outputs", ("lse", "lse"), "ParamInvalidError"),
     ("outputs", "lse", "ParamTypeError"),
@@ -842,6 +902,7 @@ def test_faults_of_two_arguments():
     for arguments, text in (
         (sparse | {"outputs": ("correct",)}, "no output of a single target, as target_prob is given"),
         (sparse | {"outputs": ("log_prob",)}, "no output of a single target, as target_prob is given"),
+        (sparse | {"grad_log_prob": np.ones(2)}, "grad_log_prob: expected None, as target_prob is given"),
         (sparse | {"target_prob": np.ones((2, 2), np.float32)}, "target_prob: expected shape"),
         (GOOD | {"return_grad": False, "out": np.ones((2, 3))}, "out: expected None"),
         (GOOD | {"dim": 0}, r"target: expected shape \(3,\), that of input without dim 0, got \(2,\)"),

@@ -33,6 +33,9 @@ def expected(
     temperature: Any = 1.0,
     denominator: float | None = None,
     grad_loss: Any = 1.0,
+    grad_lse: np.ndarray | None = None,
+    grad_log_prob: np.ndarray | None = None,
+    grad_entropy: np.ndarray | None = None,
     **_: Any,
 ) -> dict[str, np.ndarray]:
     """Return all results, row by row, from sums of probabilities as the definition has them."""
@@ -46,6 +49,10 @@ def expected(
         np.broadcast_to(np.asarray(1.0 if value is None else value).astype(np.float64).reshape(-1), count).astype(LONG)
         for value in each.values()
     )
+    above = [
+        np.zeros(count, LONG) if each is None else np.asarray(each).astype(np.float64).reshape(-1).astype(LONG)
+        for each in (grad_lse, grad_log_prob, grad_entropy)
+    ]
     s, live = LONG(label_smoothing), ~np.all(entries == ignore_index, axis=-1)
     by_class = target_prob is None
     shares = [LONG(1), LONG(1)]
@@ -86,6 +93,14 @@ def expected(
         if g[i] * r[i]:
             a = (np.sum(w) + smoothing * np.sum(c)) * shares[0] + 2 * scale * (lse * shares[1] if scale else 0)
             results["input_grad"][i] = g[i] * r[i] * (a * p - (w + smoothing * c) * shares[0]) / tau[i]
+        of_lse, of_log_prob, of_entropy = (each[i] for each in above)
+        of_outputs = (of_lse - of_log_prob) * p
+        if of_log_prob:
+            of_outputs[entries[i, 0]] += of_log_prob  # of a single target
+        if of_entropy:
+            of_outputs -= of_entropy * np.where(p == 0, 0, p * (log_p + results["entropy"][i]))
+        if of_lse or of_log_prob or of_entropy:
+            results["input_grad"][i] += of_outputs / tau[i]
     if reduction == "none":
         results["loss"] = losses + squares
     else:

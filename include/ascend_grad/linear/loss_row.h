@@ -6,15 +6,11 @@
 #include "../base.h"
 #include "../loss.h"
 
-/* The gradient at a target whose probability is above this number is computed from 1 - p. */
-#define AG_NEARLY_CERTAIN 0.9375
-
 typedef struct {
     /* The caller sets: */
     double inverse_temperature;
     double grad_loss;   /* upstream gradient of the cross-entropy, with token weight and denominator */
-    double grad_square; /* upstream gradient of lse^2, likewise */
-    double grad_lse, grad_log_prob, grad_entropy;
+    ag_upstream upstream;
     /* The kernels write: */
     double moment, deficit; /* as in ag_row_statistics */
     double weight;          /* sum of the class weights of the entries so far */
@@ -59,33 +55,32 @@ static AG_UNUSED void ag_loss_row_finish(ag_loss_row *row, const ag_loss_targets
     const ag_row_statistics statistics = {max, rest, row->moment, row->deficit};
     double weights = 0;
     for (ptrdiff_t k = 0; k < targets->count; k++) weights += targets->entries[k] < 0 ? 0 : targets->weights[k];
-    row->mean_gap = row->moment / (1 + rest);
+    row->mean_gap = ag_mean_gap(&statistics);
     row->kept_loss = row->grad_loss * (1 - label_smoothing);
-    row->s = label_smoothing > 0 ? row->grad_loss * label_smoothing / (double)vocab : 0;
-    row->b = -row->grad_entropy;
-    /* The part of `a` that no target takes back is summed apart, since it may be tiny beside `a`. */
-    double balance = (row->s != 0 ? row->s * class_sum : 0) + row->grad_lse;
-    if (row->grad_square != 0) balance += 2 * row->grad_square * ag_log_sum_exp(&statistics);
-    row->a = balance + (ag_kept_weight(row, weights) - row->grad_log_prob);
+    const ag_coefficients c =
+        ag_coefficients_of(&row->upstream, ag_kept_weight(row, weights),
+                           label_smoothing > 0 ? row->grad_loss * label_smoothing / (double)vocab : 0, class_sum,
+                           row->upstream.square != 0 ? ag_log_sum_exp(&statistics) : 0);
     row->certain = -1, row->certain_grad = 0;
     for (ptrdiff_t k = 0; k < targets->count && row->certain < 0; k++) {
         const int64_t entry = targets->entries[k];
-        if (entry < 0 || entry == AG_ELSEWHERE || !(ag_one_minus_prob(&statistics, logits[k]) < 1 - AG_NEARLY_CERTAIN)) continue;
+        const double complement = ag_one_minus_prob(&statistics, logits[k]);
+        if (entry < 0 || entry == AG_ELSEWHERE || !(complement < 1 - AG_NEARLY_CERTAIN)) continue;
         double others = 0; /* weights of the other targets */
         for (ptrdiff_t j = 0; j < targets->count; j++) {
             if (targets->entries[j] >= 0 && targets->entries[j] != entry) others += ag_kept_weight(row, targets->weights[j]);
         }
         row->certain = entry;
-        /* a - w is what the target does not take back, so it stands for a where w is 0. */
-        row->certain_grad = (balance + others) - row->a * ag_one_minus_prob(&statistics, logits[k]);
-        if (row->b != 0) row->certain_grad += ag_gradient_at_target(&statistics, logits[k], 0, row->b, 0, 0);
-        if (row->s != 0) row->certain_grad -= row->s * (class_weight ? class_weight[entry] : 1);
+        row->certain_grad = ag_certain_gradient(&c, others, complement);
+        row->certain_grad += ag_entropy_gradient(&c, exp(logits[k] - max) / (1 + rest), (logits[k] - max) + row->mean_gap);
+        if (c.s != 0) row->certain_grad -= c.s * (class_weight ? class_weight[entry] : 1);
     }
     /* The gradient with respect to the products has the factor slope. Accumulators multiply by the rest of it, near 1. */
     const double slope = fabs(logit_scale * row->inverse_temperature);
     row->power = slope == 0 ? 1 : ldexp(1, (int)fmin(fmax(logb(slope), -1022), 1022));
-    row->a *= row->power, row->b *= row->power, row->s *= class_scale * row->power;
-    row->kept_loss *= row->power, row->kept_log_prob = row->grad_log_prob * row->power, row->certain_grad *= row->power;
+    row->a = c.a * row->power, row->b = c.b * row->power, row->s = c.s * (class_scale * row->power);
+    row->kept_loss *= row->power, row->kept_log_prob = row->upstream.log_prob * row->power;
+    row->certain_grad *= row->power;
 }
 
 #endif

@@ -160,8 +160,10 @@ typedef struct {
 typedef struct {
     const double *max;          /* the largest input */
     const double *scale;        /* positive factor of inputs; 0: the row is ignored, and its sums mean nothing */
-    const double *factor;       /* factor of the exponentials in the result; if it and `smoothing` are 0, the result is */
+    const double *factor;       /* factor of the exponentials in the result; if it, `smoothing` and `slope` are 0, the
+                                   result is */
     const double *smoothing;    /* what is subtracted from the result, times the class weight */
+    const double *slope;        /* factor of the exponentials times their exponents; NULL: 0. Row kernels alone read it */
     const void *class_weight;   /* (n,), in the compute type, as ag_scaled_weight returns them; NULL: ones */
     void *cached;               /* NULL, or memory for rows * pitch + AG_MAX_LANES exponentials in the compute type */
     ptrdiff_t pitch;

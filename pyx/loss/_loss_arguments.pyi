@@ -1,0 +1,5 @@
+from typing import Any
+
+from numpy.typing import NDArray
+
+def weight_sums(target: NDArray, **options: Any) -> NDArray: ...

@@ -1,0 +1,112 @@
+"""Options of losses from validated calls, and from the options of a rank."""
+
+import numpy as np
+
+cimport numpy as cnp
+from libc.stdint cimport int64_t
+from libc.string cimport memset
+
+from ascend_grad._call cimport Call, doubles, native_vector
+from ascend_grad._loss_options cimport REDUCTION_MEAN, REDUCTION_NONE, REDUCTION_SUM, LossOptions, sum_weights
+
+cnp.import_array()
+
+cdef enum:
+    OUTPUT_COUNT = 5                  # lse, log_prob, entropy, predicted, correct: the last results of a loss
+
+
+cdef object option(object source, str name):
+    """Return an argument of a call, or an option of a rank, by name; None if it has none of this name."""
+    if type(source) is Call:
+        slot = (<Call>source).operator.slots.get(name)
+        return None if slot is None else (<Call>source).values[<Py_ssize_t>slot]
+    return (<dict>source).get(name)
+
+
+cdef void *data_of(cnp.ndarray array) noexcept:
+    return NULL if array is None else cnp.PyArray_DATA(array)
+
+
+cdef const double *vector_of(object source, str name, list held, bint with_values) except? NULL:
+    """Return the address of an option that is an array, or NULL for None, for one number, and for no elements.
+
+    With `with_values` the elements are float64. The array belongs to `held`.
+    """
+    cdef object value = option(source, name)
+    if value is None or not cnp.PyArray_Check(value) or not cnp.PyArray_SIZE(<cnp.ndarray>value):
+        return NULL
+    if with_values:
+        value = doubles(value)
+        held.append(value)
+    return <const double *>cnp.PyArray_DATA(<cnp.ndarray>value)
+
+
+cdef double one_number(object source, str name) except? -1:
+    """Return an option that is one number, 1 for anything else."""
+    cdef object value = option(source, name)
+    return value if isinstance(value, float) else 1
+
+
+cdef list set_options(LossOptions *o, cnp.ndarray target, object source, bint with_values):
+    """Fill in the options of a loss, and return the arrays that hold them. Results are not requested.
+
+    `source` is a `Call`, or a dictionary of a rank's options. Without `with_values`, the elements of arrays mean nothing.
+    """
+    cdef list held = [target]
+    cdef object reduction = option(source, "reduction"), prob = option(source, "target_prob")
+    memset(o, 0, sizeof(LossOptions))
+    o.target_count = 1
+    if prob is not None:
+        o.target_count = cnp.PyArray_DIM(target, cnp.PyArray_NDIM(target) - 1)
+    o.rows = cnp.PyArray_SIZE(target) // o.target_count
+    o.target, o.is_wide = cnp.PyArray_DATA(target), cnp.PyArray_ITEMSIZE(target) == 8
+    o.ignore_index, o.first_entry = option(source, "ignore_index"), option(source, "vocab_start_index") or 0
+    o.target_prob = vector_of(source, "target_prob", held, with_values)
+    o.class_weight = vector_of(source, "class_weight", held, with_values)
+    o.classes = 0 if o.class_weight == NULL else cnp.PyArray_SIZE(<cnp.ndarray>option(source, "class_weight"))
+    o.token_weight = vector_of(source, "token_weight", held, with_values)
+    o.label_smoothing = option(source, "label_smoothing") or 0
+    o.lse_square_scale = option(source, "lse_square_scale") or 0
+    o.temperatures, o.temperature = vector_of(source, "temperature", held, with_values), one_number(source, "temperature")
+    o.reduction = REDUCTION_SUM if reduction == "sum" else REDUCTION_MEAN if reduction == "mean" else REDUCTION_NONE
+    o.denominator = option(source, "denominator") or 0
+    o.grad_losses, o.grad_loss = vector_of(source, "grad_loss", held, with_values), one_number(source, "grad_loss")
+    o.grad_lse = vector_of(source, "grad_lse", held, with_values)
+    o.grad_log_prob = vector_of(source, "grad_log_prob", held, with_values)
+    o.grad_entropy = vector_of(source, "grad_entropy", held, with_values)
+    return held
+
+
+cdef void set_results(LossOptions *o, list results):
+    """Set the addresses of the loss and its outputs. `results` has an array, or None, for each result of a loss."""
+    cdef Py_ssize_t outputs = len(results) - OUTPUT_COUNT
+    o.loss = data_of(results[0])
+    o.outputs.lse, o.outputs.log_prob = data_of(results[outputs]), data_of(results[outputs + 1])
+    o.outputs.entropy = data_of(results[outputs + 2])
+    o.outputs.predicted = <int64_t *>data_of(results[outputs + 3])
+    o.outputs.correct = <int64_t *>data_of(results[outputs + 4])
+
+
+def weight_sums(target, **options):
+    """Compute the weights that a mean over some rows is divided by.
+
+    Parameters
+    ----------
+    target : ndarray of int32 or int64, shape (rows,), or (rows, K) with `target_prob`
+        A target that is no class counts as the nearest one.
+    **options
+        Options of a loss by name, with `ignore_index`. The weights of the targets' classes may be given as
+        `target_class_weight`, shape (rows,), where `class_weight` is split over ranks.
+
+    Returns
+    -------
+    ndarray of float64, shape (2,)
+        The sums of the weights of the rows that are not ignored: of the cross-entropy, and of the squared lse.
+    """
+    cdef LossOptions o
+    cdef list held = set_options(&o, native_vector(np.asarray(target)), options, True)
+    cdef cnp.ndarray sums = np.zeros(2)
+    o.target_class_weight = vector_of(options, "target_class_weight", held, True)
+    with nogil:
+        sum_weights(&o, <double *>cnp.PyArray_DATA(sums), NULL)
+    return sums

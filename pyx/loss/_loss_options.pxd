@@ -1,0 +1,126 @@
+from libc.stdint cimport int32_t, int64_t
+
+
+cdef enum Reduction:
+    REDUCTION_MEAN
+    REDUCTION_SUM
+    REDUCTION_NONE
+
+
+ctypedef struct Outputs:
+    # Results beside the loss, one number for each row; NULL for a result that is not requested. `correct` is one number.
+    void *lse
+    void *log_prob                    # of rows with one target
+    void *entropy
+    int64_t *predicted
+    int64_t *correct
+
+
+ctypedef struct LossOptions:
+    # What a loss takes beside its logits, and its results. Arrays of rows are in C order; NULL: not given.
+    Py_ssize_t rows
+    const void *target                # (rows, target_count), int32 or int64
+    bint is_wide                      # target is int64
+    Py_ssize_t target_count           # targets of a row
+    int64_t ignore_index
+    int64_t first_entry               # the target of the first class
+    Py_ssize_t classes                # length of `class_weight`
+    const double *target_prob         # (rows, target_count); NULL: one target of probability 1
+    const double *class_weight        # (V,)
+    const double *target_class_weight  # (rows,): weights of the targets' classes, if ranks share class_weight
+    const double *token_weight        # (rows,)
+    double label_smoothing
+    double lse_square_scale
+    double temperature
+    const double *temperatures        # (rows,); NULL: all are `temperature`
+    Reduction reduction
+    double denominator                # of a mean; 0: the sum of the weights of the rows
+    # Upstream gradients.
+    double grad_loss
+    const double *grad_losses         # (rows,); NULL: all are `grad_loss`
+    const double *grad_lse            # (rows,); NULL: 0
+    const double *grad_log_prob
+    const double *grad_entropy
+    # Results. Floating ones are float64 if `is_double`, else float32.
+    bint is_double
+    void *loss                        # one number, or (rows,) without a reduction
+    Outputs outputs
+
+
+cdef inline int64_t target_at(const LossOptions *o, Py_ssize_t i) noexcept nogil:
+    """Return element i of the targets."""
+    return (<const int64_t *>o.target)[i] if o.is_wide else (<const int32_t *>o.target)[i]
+
+
+cdef inline int64_t first_target(const LossOptions *o, Py_ssize_t row) noexcept nogil:
+    """Return the first target of a row that is not ignored, or else the ignored one."""
+    cdef Py_ssize_t i
+    for i in range(row * o.target_count, (row + 1) * o.target_count):
+        if target_at(o, i) != o.ignore_index:
+            return target_at(o, i)
+    return o.ignore_index
+
+
+cdef inline bint is_ignored(const LossOptions *o, Py_ssize_t row) noexcept nogil:
+    """Return whether no target of a row adds anything."""
+    return first_target(o, row) == o.ignore_index
+
+
+cdef inline double token_weight_of(const LossOptions *o, Py_ssize_t row) noexcept nogil:
+    return 1 if o.token_weight == NULL else o.token_weight[row]
+
+
+cdef inline double class_weight_of(const LossOptions *o, int64_t entry) noexcept nogil:
+    return 1 if o.class_weight == NULL else o.class_weight[entry]
+
+
+cdef inline double temperature_of(const LossOptions *o, Py_ssize_t row) noexcept nogil:
+    return o.temperature if o.temperatures == NULL else o.temperatures[row]
+
+
+cdef inline double grad_loss_of(const LossOptions *o, Py_ssize_t row) noexcept nogil:
+    return o.grad_loss if o.grad_losses == NULL else o.grad_losses[row]
+
+
+cdef inline double number_of(const double *numbers, Py_ssize_t row) noexcept nogil:
+    """Return the number of a row, 0 without an array."""
+    return 0 if numbers == NULL else numbers[row]
+
+
+cdef inline bint has_output_grads(const LossOptions *o) noexcept nogil:
+    return o.grad_lse != NULL or o.grad_log_prob != NULL or o.grad_entropy != NULL
+
+
+cdef inline bint has_outputs(const LossOptions *o) noexcept nogil:
+    cdef const Outputs *outputs = &o.outputs
+    return (
+        outputs.lse != NULL or outputs.log_prob != NULL or outputs.entropy != NULL or outputs.predicted != NULL
+        or outputs.correct != NULL
+    )
+
+
+cdef inline void write_number(const LossOptions *o, void *results, Py_ssize_t i, double value) noexcept nogil:
+    """Write a floating result, if it is requested."""
+    if results == NULL:
+        return
+    if o.is_double:
+        (<double *>results)[i] = value
+    else:
+        (<float *>results)[i] = <float>value
+
+
+cdef inline void write_outputs(
+    const LossOptions *o, Py_ssize_t row, double lse, double log_prob, double entropy
+) noexcept nogil:
+    """Write the floating outputs of a row that are requested."""
+    write_number(o, o.outputs.lse, row, lse)
+    write_number(o, o.outputs.log_prob, row, log_prob)
+    write_number(o, o.outputs.entropy, row, entropy)
+
+
+cdef int sum_weights(const LossOptions *o, double *sums, double *last_check) except -1 nogil
+cdef int set_denominators(const LossOptions *o, double *denominators, double *last_check) except -1 nogil
+cdef void write_reduced(
+    const LossOptions *o, const double *denominators, double cross_entropy, double square
+) noexcept nogil
+cdef double round_class_weights(void *to, const double *weights, Py_ssize_t n, bint is_double) noexcept nogil

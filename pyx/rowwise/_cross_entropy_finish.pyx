@@ -1,0 +1,302 @@
+"""From the statistics of rows to their results: losses, outputs, factors of exponentials, and gradients at targets.
+
+The formulas are those of loss.h, for logits relative to the maximum.
+"""
+
+from libc.math cimport NAN, expm1, isinf
+from libc.stdint cimport int64_t, uint16_t
+
+from ascend_grad._cross_entropy_rows cimport (
+    MOST_COMPARED,
+    CrossEntropy,
+    Rows,
+    Slot,
+    inverse_of,
+    load_at_targets,
+    row_weight,
+    set_loss,
+    upstream_of_all,
+)
+from ascend_grad._kernels cimport (
+    AG_NEARLY_CERTAIN,
+    ag_certain_gradient,
+    ag_coefficients,
+    ag_coefficients_of,
+    ag_copy_block,
+    ag_entropy_gradient,
+    ag_smoothed_sum,
+    ag_upstream,
+    ag_widen,
+)
+from ascend_grad._loss_options cimport (
+    class_weight_of,
+    grad_loss_of,
+    number_of,
+    target_at,
+    token_weight_of,
+    write_outputs,
+)
+from ascend_grad._rowwise_plan cimport A, Operand
+
+cdef enum:
+    SEGMENT = 256                     # elements of a row that are converted together
+
+
+cdef inline double inverse_of_row(const CrossEntropy *x, Py_ssize_t number) noexcept nogil:
+    """Return the reciprocal temperature of a row."""
+    if x.o.temperatures == NULL:
+        return x.inverse_temperature
+    return inverse_of(x.o.temperatures[number], x.o.is_double)
+
+
+cdef inline double target_weight(const CrossEntropy *x, Py_ssize_t number, Py_ssize_t k, int64_t entry) noexcept nogil:
+    """Return (1 - smoothing) q_k c_tk of a target, 0 if it is ignored."""
+    if entry == x.o.ignore_index:
+        return 0
+    cdef double prob = 1 if x.o.target_prob == NULL else x.o.target_prob[number * x.o.target_count + k]
+    return (1 - x.o.label_smoothing) * prob * class_weight_of(&x.o, entry)
+
+
+cdef inline void clear_gradient(Py_ssize_t i, Rows *r) noexcept nogil:
+    r.factor[i] = r.smoothing[i] = 0
+    if r.slope != NULL:
+        r.slope[i] = 0
+
+
+cdef void finish_ignored_row(CrossEntropy *x, Py_ssize_t number, Py_ssize_t i, Rows *r) noexcept nogil:
+    clear_gradient(i, r)
+    r.stores[i] = False
+    set_loss(x, number, 0, 0)
+    write_outputs(&x.o, number, 0, 0, 0)
+    if x.predicted != NULL:
+        x.predicted[number] = -1
+
+
+cdef bint has_nan(const CrossEntropy *x, const char *row) noexcept nogil:
+    """Return whether a logit of a row at this address is NaN."""
+    cdef const Operand *operand = &x.s.p.operands[A]
+    cdef Py_ssize_t begin = 0, count, k
+    cdef double[SEGMENT] doubles
+    cdef float[SEGMENT] floats
+    cdef uint16_t[SEGMENT] halves
+    cdef char *packed = <char *>halves
+    if operand.itemsize == 8:
+        packed = <char *>doubles
+    elif operand.itemsize == 4:
+        packed = <char *>floats
+    while begin < x.s.p.n:
+        count = min(<Py_ssize_t>SEGMENT, x.s.p.n - begin)
+        ag_copy_block(
+            packed, 0, operand.itemsize, row + begin * operand.dim_stride, 0, operand.dim_stride, 1, count,
+            operand.itemsize, operand.swapped
+        )
+        if operand.itemsize == 2:
+            ag_widen(x.s.variant, operand.dtype, packed, floats, count)
+        for k in range(count):
+            if operand.itemsize == 8:
+                if doubles[k] != doubles[k]:
+                    return True
+            elif floats[k] != floats[k]:
+                return True
+        begin += count
+    return False
+
+
+cdef double lse_of(const CrossEntropy *x, Py_ssize_t i, double inverse, const Rows *r) noexcept nogil:
+    """Return the lse of a row. It is the maximum if that is infinite, unless a logit is NaN, which maxima leave out."""
+    if isinf(r.max[i]):
+        return NAN if has_nan(x, r.a[i]) else r.max[i]
+    return r.max[i] * inverse + r.log_sum[i]
+
+
+cdef void finish_row(CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
+    """Compute the results of a row from its statistics, which are number i of `r`: all but most of the gradient."""
+    cdef Py_ssize_t number = r.numbers[i], k
+    cdef const double *targets = &r.targets[i * x.o.target_count]
+    cdef double inverse = inverse_of_row(x, number), token_weight = token_weight_of(&x.o, number)
+    cdef double lse = lse_of(x, i, inverse, r), reciprocal = 1 / (1 + r.rest[i])
+    cdef double mean_gap = r.moment[i] * reciprocal if x.needs_moment else 0
+    cdef double loss = 0, square = 0, weight, weights = 0
+    for k in range(x.o.target_count):
+        r.entries[k] = target_at(&x.o, number * x.o.target_count + k)
+        r.weights[k] = weight = target_weight(x, number, k, r.entries[k])
+        weights += weight
+        if weight != 0:
+            loss += weight * (r.log_sum[i] - targets[k])
+    if x.needs_deficit:
+        loss += x.o.label_smoothing / x.s.p.n * ag_smoothed_sum(
+            r.log_sum[i], x.class_sum, r.deficit[i] * x.class_scale
+        )
+    if x.o.lse_square_scale != 0:
+        square = x.o.lse_square_scale * lse * lse
+    if token_weight == 0:
+        set_loss(x, number, 0, 0)
+    else:
+        set_loss(x, number, token_weight * loss, token_weight * square if square != 0 else 0)
+    write_outputs(&x.o, number, lse, targets[0] - r.log_sum[i], r.log_sum[i] + mean_gap)
+    if x.return_grad:
+        set_gradient(x, i, weights, lse, mean_gap, reciprocal, inverse, r)
+
+
+cdef void set_gradient(
+    CrossEntropy *x, Py_ssize_t i, double weights, double lse, double mean_gap, double reciprocal, double inverse, Rows *r
+) noexcept nogil:
+    """Set what the kernels read of a row's gradient, and the gradients at its targets.
+
+    `weights` is the sum of the weights of the targets, and `mean_gap` that of loss.h.
+    """
+    cdef Py_ssize_t number = r.numbers[i], k
+    cdef double token_weight = token_weight_of(&x.o, number), arriving = grad_loss_of(&x.o, number), grad_loss, smoothing
+    cdef ag_upstream upstream
+    cdef ag_coefficients c
+    # For the loss, rows of weight 0 and means that are not defined have no gradient, whatever arrives. Neither have rows at
+    # which 0 arrives, whatever their weight.
+    if token_weight == 0 or x.denominators[0] == 0:
+        arriving = 0
+    if arriving != 0:
+        arriving *= token_weight
+    upstream.square = arriving * x.square_share * x.o.lse_square_scale if arriving != 0 else 0
+    upstream.lse, upstream.log_prob = number_of(x.o.grad_lse, number), number_of(x.o.grad_log_prob, number)
+    upstream.entropy = number_of(x.o.grad_entropy, number)
+    r.stores[i] = arriving != 0 or upstream.lse != 0 or upstream.log_prob != 0 or upstream.entropy != 0
+    if not r.stores[i]:
+        clear_gradient(i, r)
+        return
+    grad_loss = arriving * x.loss_share if arriving != 0 else 0
+    if grad_loss == 0:  # also if the share is 0, as the sum of the weights is infinite
+        weights = 0
+        for k in range(x.o.target_count):
+            r.weights[k] = 0
+    smoothing = grad_loss * x.o.label_smoothing / x.s.p.n
+    c = ag_coefficients_of(&upstream, grad_loss * weights, smoothing, x.class_sum, lse)
+    r.factor[i] = (c.a if c.b == 0 else c.a + c.b * mean_gap) * reciprocal * inverse
+    r.smoothing[i] = smoothing * x.class_scale * inverse
+    if r.slope != NULL:
+        r.slope[i] = c.b * reciprocal * inverse
+    set_gradients_at_targets(x, i, grad_loss, upstream.log_prob, &c, mean_gap, reciprocal, inverse, r)
+
+
+cdef inline Slot *slot_of(const CrossEntropy *x, const Rows *r, int64_t entry) noexcept nogil:
+    """Return the slot of an entry, which may be empty."""
+    # The multiplier is 2**64 divided by the golden ratio: neighbours get distant slots.
+    cdef size_t number = (<size_t>entry * <size_t>0x9E3779B97F4A7C15) >> (64 - x.slot_bits)
+    while not r.slots[number].is_empty and r.slots[number].entry != entry:
+        number = (number + 1) & ((<size_t>1 << x.slot_bits) - 1)
+    return &r.slots[number]
+
+
+cdef void sum_equal_targets(const CrossEntropy *x, const Rows *r) noexcept nogil:
+    """Do what the kernel `sum_equal` does, in a time that grows with the number of targets, not with its square."""
+    cdef Py_ssize_t k
+    cdef Slot *slot
+    for k in range(<Py_ssize_t>1 << x.slot_bits):
+        r.slots[k].is_empty = True
+    for k in range(x.o.target_count):
+        slot = slot_of(x, r, r.entries[k])
+        if slot.is_empty:
+            slot.entry, slot.weight, slot.is_empty = r.entries[k], 0, False
+        slot.weight += r.weights[k]
+    for k in range(x.o.target_count):
+        r.equal[k] = slot_of(x, r, r.entries[k]).weight
+
+
+cdef void set_gradients_at_targets(
+    CrossEntropy *x, Py_ssize_t i, double grad_loss, double grad_log_prob, const ag_coefficients *c, double mean_gap,
+    double reciprocal, double inverse, Rows *r
+) noexcept nogil:
+    """Replace the logits of a row's targets by the gradients there."""
+    cdef Py_ssize_t k, certain = -1
+    cdef double *targets = &r.targets[i * x.o.target_count]
+    cdef const double *exp = &r.exp[i * x.o.target_count]
+    cdef const double *equal = r.equal
+    cdef double at_certain = 0, others = 0, p
+    for k in range(x.o.target_count):
+        if exp[k] * reciprocal > AG_NEARLY_CERTAIN and r.entries[k] != x.o.ignore_index:
+            certain = k  # all such targets of a row are the same entry
+    if certain >= 0:
+        for k in range(x.o.target_count):
+            if r.entries[k] != r.entries[certain]:
+                others += r.weights[k]
+        at_certain = ag_certain_gradient(
+            c, grad_loss * others, (r.rest[i] - expm1(targets[certain])) * reciprocal
+        )
+        if c.b != 0:
+            at_certain += ag_entropy_gradient(c, exp[certain] * reciprocal, targets[certain] + mean_gap)
+    if x.o.target_count == 1:
+        equal = r.weights
+    elif x.o.target_count <= MOST_COMPARED:
+        x.kernels.sum_equal(r.entries, r.weights, x.o.target_count, r.equal)
+    else:
+        sum_equal_targets(x, r)
+    if c.b == 0:
+        for k in range(x.o.target_count):
+            targets[k] = c.a * (exp[k] * reciprocal) - (grad_loss * equal[k] - grad_log_prob)
+    else:
+        for k in range(x.o.target_count):
+            p = exp[k] * reciprocal
+            targets[k] = c.a * p - (grad_loss * equal[k] - grad_log_prob) + ag_entropy_gradient(c, p, targets[k] + mean_gap)
+    if certain >= 0:
+        for k in range(x.o.target_count):
+            if r.entries[k] == r.entries[certain]:
+                targets[k] = at_certain
+    if c.s != 0:
+        for k in range(x.o.target_count):
+            if r.entries[k] != x.o.ignore_index:
+                targets[k] -= c.s * class_weight_of(&x.o, r.entries[k])
+    for k in range(x.o.target_count):
+        targets[k] *= inverse
+
+
+cdef void finish_single_target_rows(CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
+    """Compute what `finish_rows` does for rows of which `is_single_target` holds."""
+    cdef Py_ssize_t i
+    cdef double grad = upstream_of_all(x), share = x.o.label_smoothing / x.s.p.n, weight = 1, loss
+    cdef double subtrahend = grad * x.inverse_temperature * share
+    cdef double balance = grad * x.inverse_temperature * (x.o.label_smoothing - share)
+    cdef bint has_weights = x.o.class_weight != NULL or x.o.token_weight != NULL
+    load_at_targets(x, count, r)
+    x.kernels.finish(
+        r.rest, r.max, r.targets, x.scale, grad, x.inverse_temperature, x.o.label_smoothing, r.log_sum, r.factor, r.targets,
+        count
+    )
+    for i in range(count):
+        loss = r.log_sum[i]
+        r.stores[i] = r.scale[i] > 0 and grad != 0
+        if x.needs_deficit:
+            loss += share * r.deficit[i]
+            r.targets[i] += balance
+        r.smoothing[i] = subtrahend
+        if r.scale[i] <= 0:
+            loss = 0
+        elif has_weights:
+            weight = row_weight(&x.o, r.numbers[i])
+            loss = 0 if weight == 0 else loss * weight
+            r.stores[i] = r.stores[i] and token_weight_of(&x.o, r.numbers[i]) != 0
+            r.factor[i] *= weight
+            r.smoothing[i] *= weight
+            r.targets[i] *= weight
+        if not r.stores[i]:
+            r.factor[i] = r.smoothing[i] = 0
+        set_loss(x, r.numbers[i], loss, 0)
+
+
+cdef void finish_rows(CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
+    """Compute the results of rows from their statistics, and the parameters of the gradient."""
+    cdef Py_ssize_t i, k
+    cdef double inverse
+    if x.is_single_target:
+        finish_single_target_rows(x, count, r)
+        return
+    load_at_targets(x, count, r)
+    for i in range(count):
+        inverse = inverse_of_row(x, r.numbers[i])
+        for k in range(i * x.o.target_count, (i + 1) * x.o.target_count):
+            r.targets[k] = (r.targets[k] - r.max[i]) * inverse
+    x.kernels.log1p(r.rest, r.log_sum, count)
+    if x.return_grad:
+        x.kernels.exp(r.targets, r.exp, count * x.o.target_count)
+    for i in range(count):
+        if r.scale[i] == 0:
+            finish_ignored_row(x, r.numbers[i], i, r)
+        else:
+            finish_row(x, i, r)

@@ -1,0 +1,128 @@
+from libc.stdint cimport int64_t, uint8_t
+
+from ascend_grad._kernels cimport ag_bounded_factor
+from ascend_grad._loss_options cimport LossOptions, class_weight_of, target_at, token_weight_of, write_number
+from ascend_grad._memory cimport Arena
+from ascend_grad._rowwise_kernels cimport ag_loss_kernels, ag_loss_rows, ag_row_op
+from ascend_grad._rowwise_schedule cimport Schedule
+
+
+cdef enum:
+    MOST_COMPARED = 32                # most targets of a row that are compared with one another, as measured
+
+
+ctypedef struct Slot:
+    # The sum of the weights of a row's targets that are the same entry.
+    int64_t entry
+    double weight
+    bint is_empty
+
+
+ctypedef struct Rows:
+    # Parameters and statistics of rows, one number per row, and what is stored at the K targets of each.
+    double *max
+    double *scale                     # 1 / temperature; 0: the row is ignored
+    double *rest                      # sums of exponentials, then without one entry that has the maximum
+    double *log_sum                   # log(1 + rest), or the losses of rows with a single target
+    double *moment
+    double *deficit
+    double *factor
+    double *smoothing
+    double *slope                     # NULL: no upstream gradient of the entropy
+    double *targets                   # (rows, K): logits relative to the maximum, then gradients at the targets
+    double *exp                       # (rows, K): exponentials of these logits, and memory to load and store elements
+    int64_t *indices                  # targets of columns with a single target each; the memory of `exp`
+    # Targets of one row: (K,), with room for a multiple of AG_MAX_LANES numbers.
+    int64_t *entries
+    double *weights                   # 0 for ignored targets
+    double *equal                     # sums of the weights of targets that are the same entry
+    Slot *slots                       # (2**slot_bits,): a table, or NULL
+    Py_ssize_t *numbers               # numbers of the rows in C order
+    char **a                          # addresses of the rows of the input, and of the result
+    char **out
+    uint8_t *stores                   # whether a row has gradients at its targets
+    char *cached                      # exponentials of the rows, or NULL
+
+
+ctypedef struct CrossEntropy:
+    # A loss of rows. The caller fills in the options, their results and `return_grad`.
+    Schedule s
+    const ag_loss_kernels *kernels
+    LossOptions o
+    bint return_grad
+    # What follows from the options.
+    double class_sum
+    double class_scale                # see ag_class_scale; 1 without class weights
+    void *kernel_weight               # (V,): class weights in the kernels' compute type; NULL: no kernel reads them
+    double[2] denominators            # of the cross-entropy, and of the squared lse; 0: the mean is not defined
+    double loss_share                 # reciprocals of these; 0 if they are 0
+    double square_share
+    bint is_single_target             # see the function of this name
+    ag_row_op deficit_sum             # the row sum of label smoothing
+    bint needs_deficit
+    bint needs_moment
+    double scale                      # that of all rows, unless there are temperatures
+    double inverse_temperature
+    # Results of all rows in the workspace; NULL if they are not needed.
+    double *loss_terms                # (rows,): with a reduction
+    double *square_terms              # (rows,): with a reduction and lse_square_scale
+    int64_t *predicted                # (rows,): the caller's if it is requested
+    # Rows of a thread, or all rows of a problem that is split.
+    Py_ssize_t chunk                  # rows that are computed together in place
+    Py_ssize_t buffered               # rows of a buffer
+    Py_ssize_t cached_bytes
+    int slot_bits                     # at least half of the slots are empty
+    Py_ssize_t buffer_size
+    char *buffers                     # (threads, buffer_size), or (buffer_size,) if the problem is split
+    ag_row_op sum                     # what SPLIT_SUM sums up
+
+
+cdef inline double inverse_of(double temperature, bint is_double) noexcept nogil:
+    """Return the reciprocal of a temperature, within the limits of the compute type.
+
+    So no factor of a row that is not ignored is 0 or infinite.
+    """
+    return 1 / ag_bounded_factor(temperature, is_double)
+
+
+cdef inline double scale_of(double temperature, bint is_double) noexcept nogil:
+    """Return the factor of logits, rounded to the kernels' compute type: float64 if `is_double`, else float32."""
+    cdef double scale = inverse_of(temperature, is_double)
+    return scale if is_double else <float>scale
+
+
+cdef inline double scale_of_all(const CrossEntropy *x) noexcept nogil:
+    """Return the factor of all logits, 1 if rows have temperatures."""
+    return 1 if x.o.temperatures != NULL else scale_of(x.o.temperature, x.o.is_double)
+
+
+cdef inline double row_weight(const LossOptions *o, Py_ssize_t number) noexcept nogil:
+    """Return the weight of a row with one target, which is not ignored."""
+    cdef double token_weight = token_weight_of(o, number)
+    return 0 if token_weight == 0 else token_weight * class_weight_of(o, target_at(o, number))
+
+
+cdef inline double upstream_of_all(const CrossEntropy *x) noexcept nogil:
+    """Return the gradient of the result with respect to the loss of a row of weight 1, if it is the same for all rows."""
+    return 0 if x.denominators[0] == 0 or x.o.grad_loss == 0 else x.o.grad_loss * x.loss_share
+
+
+cdef inline void set_loss(CrossEntropy *x, Py_ssize_t number, double loss, double square) noexcept nogil:
+    if x.loss_terms == NULL:
+        write_number(&x.o, x.o.loss, number, loss + square + 0.0)  # the last addition turns -0 into +0
+        return
+    x.loss_terms[number] = loss
+    if x.square_terms != NULL:
+        x.square_terms[number] = square
+
+
+cdef void place_rows(const CrossEntropy *x, Rows *r, Arena *arena, char *base) noexcept nogil
+cdef Rows rows_at(const CrossEntropy *x, char *base) noexcept nogil
+cdef Rows rows_from(const Rows *r, Py_ssize_t begin, Py_ssize_t targets) noexcept nogil
+cdef void number_rows(
+    const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, bint with_addresses, Rows *r
+) noexcept nogil
+cdef void begin_rows(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil
+cdef ag_loss_rows parameters(const CrossEntropy *x, const Rows *r) noexcept nogil
+cdef void load_at_targets(const CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil
+cdef void store_at_targets(const CrossEntropy *x, Py_ssize_t count, const Rows *r) noexcept nogil
