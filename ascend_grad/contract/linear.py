@@ -165,7 +165,7 @@ def given_options(arguments: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _logit_checks() -> list[Check]:
+def logit_checks() -> list[Check]:
     """Return the checks of the arguments that make logits of products, except the temperature."""
     return [
         FloatingIfGiven("bias"),
@@ -198,7 +198,7 @@ def option_checks() -> list[Check]:
         FiniteNumber("lse_square_scale"),
         NumberOrVector("temperature"),
         PositiveNumberIfGiven("denominator"),
-        *_logit_checks(),
+        *logit_checks(),
     ]
 
 
@@ -256,7 +256,7 @@ LINEAR_TOP_K = Operator(
         NonemptyVocabulary("weight"),
         CountOfEntries("k", MAX_TOP_K),
         NumberOrVector("temperature"),
-        *_logit_checks(),
+        *logit_checks(),
         Workspace(MIN_WORKSPACE_BYTES),
     ],
     value_checks=[PositiveValues("temperature")],

@@ -55,13 +55,16 @@ def top_k(
     input: np.ndarray,
     weight: np.ndarray,
     k: int,
-    temperature: float,
+    options: dict[str, Any],
     log_prob: np.ndarray,
     index: np.ndarray,
     workspace_bytes: int,
     num_threads: int,
+    rest: np.ndarray | None = None,
 ) -> None: ...
-def top_k_bound(input: np.ndarray, weight: np.ndarray, k: int, workspace_bytes: int) -> int: ...
+def top_k_bound(
+    input: np.ndarray, weight: np.ndarray, k: int, options: dict[str, Any], workspace_bytes: int
+) -> int: ...
 def loss_and_gradients(
     input: np.ndarray,
     weight: np.ndarray,
@@ -89,6 +92,7 @@ def part_gradients(
     target_logits: np.ndarray,
     target_weights: np.ndarray,
     results: dict[str, np.ndarray | None],
+    logits: np.ndarray | None,
     workspace_bytes: int,
     num_threads: int,
 ) -> None: ...

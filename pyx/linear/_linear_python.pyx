@@ -240,15 +240,19 @@ cdef Problem top_k_problem(cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, 
 
 def top_k(
     cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, dict options, cnp.ndarray log_prob not None,
-    cnp.ndarray index not None, Py_ssize_t workspace_bytes, int num_threads
+    cnp.ndarray index not None, Py_ssize_t workspace_bytes, int num_threads, cnp.ndarray rest=None
 ):
     """Compute the k largest log-probabilities of each row and their indices into new arrays (BT, k).
 
     `options` has the temperature, bias, scale and softcap of the call by name. Vectors are contiguous arrays of float64.
+
+    For a part of a vocabulary, `rest` (BT,) of float64 receives the sum of exponentials of each row without the largest. Then
+    `log_prob` receives logits, not yet divided by the temperature.
     """
     cdef Problem p = top_k_problem(input, weight, k, options)
     cdef double last_check = 0
     p.top_values, p.top_indices = cnp.PyArray_DATA(log_prob), <int64_t *>cnp.PyArray_DATA(index)
+    p.top_rest = <double *>data_of(rest)
     compute(&p, workspace_bytes, num_threads, &last_check)
 
 
@@ -427,8 +431,8 @@ def part_statistics(
 
 def part_gradients(
     cnp.ndarray input, cnp.ndarray weight, cnp.ndarray target, dict options, cnp.ndarray numbers not None,
-    cnp.ndarray target_logits not None, cnp.ndarray target_weights not None, dict results, Py_ssize_t workspace_bytes,
-    int num_threads
+    cnp.ndarray target_logits not None, cnp.ndarray target_weights not None, dict results, cnp.ndarray logits,
+    Py_ssize_t workspace_bytes, int num_threads
 ):
     """Compute the gradients of a part of a vocabulary from the statistics of the whole, into new arrays.
 
@@ -443,6 +447,8 @@ def part_gradients(
         The targets' probabilities times class weights, 0 for an ignored target.
     results : dict of (ndarray or None)
         ``input_grad``, ``weight_grad`` and ``bias_grad``. None: not requested.
+    logits : ndarray, shape (BT, V), or None
+        As `part_statistics` returns them. None: they are computed again.
     """
     cdef Loss x = part_of(input, weight, target, options, results)
     cdef Py_ssize_t n = cnp.PyArray_DIM(input, 0)
@@ -451,6 +457,7 @@ def part_gradients(
     x.whole.target_logits, x.whole.target_weights = doubles(target_logits), doubles(target_weights)
     x.whole.vocab, x.whole.class_sum = options["vocab"], options["class_sum"]
     x.whole.denominators = options["denominators"]
+    x.p.softmax = matrix(logits)
     _vectors = solve_loss(&x, workspace_bytes, num_threads)
     write_bias_grad(&x, results["bias_grad"])
 
