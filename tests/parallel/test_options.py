@@ -569,6 +569,20 @@ def test_a_device_computes_no_options():
         with_options(a, [0, 50], backend="npu")
 
 
+def test_results_are_in_the_order_of_the_outputs():
+    a = arguments("no option", reduction="none")
+    right = ag.linear_cross_entropy(**a, outputs=EVERY)
+    for names in itertools.permutations(("lse", "entropy", "predicted")):
+        for each in (
+            *with_options(a, CUTS, return_grad=False, outputs=names),
+            *whole_of_grid(on_grid_with_options(a, [0, 50], [0, 41], outputs=names), "none"),
+        ):
+            assert each._fields[3:] == names
+            loss, _, _, *others = each
+            for value, expected in zip((loss, *others), (right.loss, *(getattr(right, name) for name in names))):
+                np.testing.assert_allclose(value, expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
 def test_dtypes_of_results(kind):
     a = arguments("outputs", "bfloat16") | {"bias": np.zeros(50, kind)}
