@@ -104,13 +104,25 @@ def data_parallel_linear_cross_entropy(
         sum's rows ``slice(*vocab_range(V, comm.rank, comm.size))``.
     deterministic, return_grad, output_mask, workspace_bytes, filter_eps
         As in `linear_cross_entropy`.
-    token_weight, target_prob, temperature, grad_lse, grad_log_prob, grad_entropy
-        As in `linear_cross_entropy`, for this rank's tokens. A `temperature` for all tokens is the same on every rank.
-    class_weight, bias : array_like, shape (V,), optional
+    token_weight
+        As in `linear_cross_entropy`, for this rank's tokens.
+    class_weight : array_like, shape (V,), optional
         As in `linear_cross_entropy`, for the rows of `weight`. They are the same on every rank of `comm`.
-    label_smoothing, lse_square_scale, denominator, logit_scale, softcap, outputs
-        As in `linear_cross_entropy`, the same on every rank. Without a `denominator`, a mean is divided by the sum of
-        the weights of the tokens of all ranks.
+    target_prob
+        As in `linear_cross_entropy`, for this rank's tokens.
+    label_smoothing, lse_square_scale
+        As in `linear_cross_entropy`, the same on every rank.
+    temperature
+        As in `linear_cross_entropy`: one number, the same on every rank, or one for each of this rank's tokens.
+    denominator
+        As in `linear_cross_entropy`, the same on every rank. By default a mean is divided by the sum of the weights of
+        the tokens of all ranks.
+    bias : array_like, shape (V,), optional
+        As in `linear_cross_entropy`, for the rows of `weight`. It is the same on every rank of `comm`.
+    logit_scale, softcap, outputs
+        As in `linear_cross_entropy`, the same on every rank.
+    grad_lse, grad_log_prob, grad_entropy
+        As in `linear_cross_entropy`, for this rank's tokens.
     backend, num_threads
         As in `linear_cross_entropy`.
 

@@ -53,15 +53,19 @@ def linear_top_k(
 
     Parameters
     ----------
-    input, weight_shard, comm, vocab_start_index, vocab_size
+    input, weight_shard
         As in `linear_cross_entropy`.
     k : int
         The number of log-probabilities of each row: 1 to 128, and at most the number of entries of the whole
         vocabulary; the same on every rank.
-    temperature, logit_scale, softcap
+    comm, vocab_start_index, vocab_size
+        As in `linear_cross_entropy`.
+    temperature
         As in `ascend_grad.linear_top_k`, the same on every rank.
     bias : array_like, shape (V of this rank,), optional
         As in `linear_cross_entropy`.
+    logit_scale, softcap
+        As in `ascend_grad.linear_top_k`, the same on every rank.
     workspace_bytes, backend, num_threads
         As in `ascend_grad.linear_top_k`.
 

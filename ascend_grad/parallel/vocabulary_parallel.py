@@ -89,20 +89,29 @@ def linear_cross_entropy(
     return_grad, output_mask
         As in `ascend_grad.linear_cross_entropy`, the same on every rank.
     workspace_bytes, filter_eps
-        As in `ascend_grad.fused_linear_cross_entropy_loss_grad`; the first two are the same on every rank.
-    token_weight, target_prob, label_smoothing, lse_square_scale, temperature, denominator, logit_scale, softcap
-        As in `ascend_grad.linear_cross_entropy`, the same on every rank. With `target_prob`, `target` has the shape
-        (BT, K). Smoothing spreads over the whole vocabulary.
-    class_weight, bias : array_like, shape (V of this rank,), optional
-        The class weights and the bias of this rank's entries, in the order of the rows of `weight_shard`. All ranks
-        pass them, or none.
+        As in `ascend_grad.fused_linear_cross_entropy_loss_grad`, the same on every rank.
+    token_weight
+        As in `ascend_grad.linear_cross_entropy`, the same on every rank.
+    class_weight : array_like, shape (V of this rank,), optional
+        The class weights of this rank's entries, in the order of the rows of `weight_shard`. All ranks pass them, or
+        none.
+    target_prob
+        As in `ascend_grad.linear_cross_entropy`, the same on every rank.
+    label_smoothing
+        As in `ascend_grad.linear_cross_entropy`, the same on every rank. It spreads over the whole vocabulary.
+    lse_square_scale, temperature, denominator
+        As in `ascend_grad.linear_cross_entropy`, the same on every rank.
+    bias : array_like, shape (V of this rank,), optional
+        The bias of this rank's entries, in the order of the rows of `weight_shard`. All ranks pass it, or none.
+    logit_scale, softcap
+        As in `ascend_grad.linear_cross_entropy`, the same on every rank.
     outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
         As in `ascend_grad.linear_cross_entropy`, the same on every rank.
     grad_lse, grad_log_prob, grad_entropy : array_like, shape (BT,), optional
         Upstream gradients of outputs, the same on every rank, as in `ascend_grad.linear_cross_entropy_backward`. They
         add to the gradients of the loss.
     backend, num_threads
-        As in `ascend_grad.fused_linear_cross_entropy_loss_grad`; the first two are the same on every rank.
+        As in `ascend_grad.fused_linear_cross_entropy_loss_grad`.
 
     Returns
     -------
@@ -182,10 +191,10 @@ def linear_cross_entropy_backward(
     target: ArrayLike,
     *,
     comm: Communicator | Comm | ProcessGroup | None,
-    lse: ArrayLike,
-    entropy: ArrayLike | None = None,
     vocab_start_index: int | None = None,
     vocab_size: int | None = None,
+    lse: ArrayLike,
+    entropy: ArrayLike | None = None,
     reduction: Literal["mean", "sum", "none"] = "mean",
     ignore_index: int = -100,
     grad_loss: ArrayLike | None = None,
