@@ -21,6 +21,7 @@ from ascend_grad.parallel import (
     agreement,
     data_parallel,
     part_backend,
+    plan,
     row_chunk,
     row_losses,
     row_statistics,
@@ -87,6 +88,26 @@ def test_edges(option, shape):
     for cuts in ([0, shape.V], [0, 0, 1, shape.V], [0, shape.V, shape.V]):
         for each in whole_with_options(with_options(a, cuts)):
             check(each, a, "float64")
+
+
+@pytest.mark.parametrize("option", GIVEN)
+@pytest.mark.parametrize("workspace", [100, 4000, 10**6])
+def test_row_chunks_and_vocabulary_blocks(monkeypatch, option, workspace, dtype):
+    monkeypatch.setattr(shard, "default_workspace_bytes", lambda *_: workspace)
+    monkeypatch.setattr(plan, "CHUNK_ROWS", 10)
+    monkeypatch.setattr(plan, "MIN_FEATURES_TO_CACHE_16_BITS", 0)
+    a = arguments(option, dtype, "none")
+    for backend in ("cpu", "reference") if dtype == "float64" else ("cpu",):
+        for each in whole_with_options(with_options(a, CUTS, backend=backend)):
+            check(each, a, dtype)
+
+
+def test_operations_of_row_chunks(monkeypatch):
+    """The input gradient of a row chunk is communicated before the statistics of the next chunk are computed."""
+    monkeypatch.setattr(plan, "CHUNK_ROWS", 20)
+    of_chunk = [("max", (21,)), ("sum", (21, 5)), ("sum", (21 * 20,))]
+    last = [("max", (20,)), ("sum", (20, 5)), ("sum", (20 * 20 + 1,))]
+    assert operations("smoothing") == of_chunk + last
 
 
 @st.composite
