@@ -116,6 +116,14 @@ def host_values(array: np.ndarray | AbstractDeviceArray) -> np.ndarray:
     return array.host_values() if isinstance(array, AbstractDeviceArray) else array
 
 
+def wide(values: object) -> np.ndarray:
+    """Return numbers, on the host or on a device, as a contiguous array of float64."""
+    if isinstance(values, AbstractDeviceArray):
+        values = values.host_values()
+    with np.errstate(all="ignore"):
+        return np.require(values, np.float64, ["C", "A"])
+
+
 def counted(mask: np.ndarray, count: int) -> np.ndarray:
     """Return the part of a mask for ``count`` rows. A packed mask may have any number of further bytes."""
     return mask if mask.dtype == np.bool_ else mask[: -(-count // 8)]

@@ -350,6 +350,21 @@ def part_gradients(input, weight, target, options, numbers, target_weights, resu
                 arrays.round_into(result, getattr(loss, name))
 
 
+def part_top_k(input, weight, k, options):
+    """Compute the largest logits of a part of a vocabulary, as `HostBackend.top_k` returns them."""
+    weight, ones = _wide(weight), np.ones(len(input))
+    logits, index, rest = np.empty((len(input), k)), np.empty((len(input), k), np.int64), np.empty(len(input))
+    temperature = ones * np.clip(_wide(np.asarray(options["temperature"])), *_factor_limits(input.dtype))
+    with np.errstate(all="ignore"):
+        for rows in _chunks(np.arange(len(input)), len(weight)):
+            z, _ = _logits(input[rows], weight, options["bias"], options["logit_scale"], options["softcap"], ones[rows])
+            index[rows] = np.argsort(-z, axis=-1, kind="stable")[:, :k]
+            logits[rows] = np.take_along_axis(z, index[rows], axis=-1)
+            others = loss_reference.RowStatistics(z / temperature[rows, None]).rest
+            rest[rows] = np.where(np.isneginf(z).all(axis=-1), 0, others)
+    return logits, index, rest
+
+
 def linear_top_k(input, weight, k, temperature, bias, logit_scale, softcap, **_):
     weight = _wide(weight)
     ones = np.ones(len(input))

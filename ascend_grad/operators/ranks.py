@@ -5,11 +5,41 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .._call import Operator
-from .._checks import TrueOrFalse
-from .._loss_checks import NothingOfOneTarget, PositiveValues, Reduction
-from .options import OUTPUT_GRADIENTS, given_options
-from .table import LINEAR_OPTIONS, arrays_among, checks_of, ignored, limits, targets_of_layer, upstream_gradients
+from .._call import Check, Operator
+from .._checks import Floating, Integer, NotNone, Shape, TrueOrFalse
+from .._loss_checks import (
+    EntropyForItsGradient,
+    NothingOfOneTarget,
+    PositiveValues,
+    Reduction,
+    SomeUpstreamGradient,
+    Workspace,
+)
+from .options import MIN_WORKSPACE_BYTES, OPTIONS, OUTPUT_GRADIENTS, PER_CLASS, given_options
+from .table import (
+    LINEAR_OPTIONS,
+    STATISTICS_AND_GRADIENTS,
+    arrays_among,
+    checks_of,
+    ignored,
+    limits,
+    targets_of_layer,
+    upstream_gradients,
+)
+
+#: The options of the gradients alone: all but the outputs.
+_OF_GRADIENTS = LINEAR_OPTIONS.removesuffix(" outputs")
+#: Arguments that are arrays with one number for each vocabulary entry of this rank.
+OF_ENTRIES = tuple(name for name, option in OPTIONS.items() if option.kind == PER_CLASS)
+#: Arguments that are arrays with numbers for each row, or, as the temperature, may be.
+OF_ROWS = (
+    *(name for name in arrays_among(_OF_GRADIENTS).split() if name not in OF_ENTRIES),
+    *STATISTICS_AND_GRADIENTS,
+)
+#: Arguments of the functions that compute with a part of a vocabulary, beside arrays.
+ARGUMENTS_OF_PARTS = ("reduction", "ignore_index", "filter_eps", *_OF_GRADIENTS.split(), *OUTPUT_GRADIENTS)
+#: The values of arguments that not every function has.
+WITHOUT_ARGUMENT = {"lse": None, "entropy": None, "return_grad": True, "outputs": ()}
 
 
 def given_over_ranks(arguments: Mapping[str, Any]) -> list[str]:
@@ -17,19 +47,31 @@ def given_over_ranks(arguments: Mapping[str, Any]) -> list[str]:
     return [*given_options(arguments), *(name for name in OUTPUT_GRADIENTS if arguments[name] is not None)]
 
 
-def _operator(name: str, input: str, weight: str, target: str) -> Operator:
-    options = f"{LINEAR_OPTIONS} {' '.join(OUTPUT_GRADIENTS)}"
+def _operator(name: str, arrays: str, parameters: str, checks: list[Check]) -> Operator:
+    """Describe a loss or its gradients. The first three arrays are the input, the weight and the target."""
+    optional = arrays_among(parameters)
     return Operator(
         f"parallel.{name}",
         None,
-        f"{input} {weight} {target} reduction ignore_index grad_loss deterministic return_grad output_mask "
-        f"workspace_bytes filter_eps {options}",
+        f"{arrays} {parameters}",
         family="linear",
         kernels="loss",
-        arrays=f"{input} {weight} {target}",
-        mixes=f"{target} {arrays_among(options)}",
-        optional=arrays_among(f"grad_loss {options}"),
-        checks=[
+        arrays=arrays,
+        mixes=" ".join([*arrays.split()[2:], *(name for name in optional.split() if name != "grad_loss")]),
+        optional=optional,
+        checks=checks,
+        value_checks=[PositiveValues("temperature")],
+        results=[],
+    )
+
+
+def _loss(name: str, input: str, weight: str, target: str) -> Operator:
+    return _operator(
+        name,
+        f"{input} {weight} {target}",
+        "reduction ignore_index grad_loss deterministic return_grad output_mask workspace_bytes filter_eps "
+        f"{LINEAR_OPTIONS} {' '.join(OUTPUT_GRADIENTS)}",
+        [
             *targets_of_layer(input, weight, target),
             Reduction("BT"),
             ignored(),
@@ -40,10 +82,47 @@ def _operator(name: str, input: str, weight: str, target: str) -> Operator:
             *upstream_gradients(OUTPUT_GRADIENTS),
             NothingOfOneTarget("grad_log_prob"),
         ],
-        value_checks=[PositiveValues("temperature")],
-        results=[],
     )
 
 
-VOCABULARY_PARALLEL = _operator("linear_cross_entropy", "input", "weight_shard", "target")
-DATA_PARALLEL = _operator("data_parallel_linear_cross_entropy", "input_rows", "weight", "target_rows")
+VOCABULARY_PARALLEL = _loss("linear_cross_entropy", "input", "weight_shard", "target")
+DATA_PARALLEL = _loss("data_parallel_linear_cross_entropy", "input_rows", "weight", "target_rows")
+VOCABULARY_PARALLEL_BACKWARD = _operator(
+    "linear_cross_entropy_backward",
+    "input weight_shard target lse",
+    "entropy reduction ignore_index grad_loss deterministic output_mask workspace_bytes filter_eps "
+    f"{' '.join(OUTPUT_GRADIENTS)} {_OF_GRADIENTS}",
+    [
+        *targets_of_layer("input", "weight_shard", "target"),
+        *upstream_gradients(STATISTICS_AND_GRADIENTS),
+        EntropyForItsGradient(),
+        NothingOfOneTarget("grad_log_prob"),
+        SomeUpstreamGradient(),
+        Reduction("BT"),
+        ignored(),
+        TrueOrFalse("deterministic"),
+        *limits(),
+        *checks_of(_OF_GRADIENTS),
+    ],
+)
+VOCABULARY_PARALLEL_TOP_K = Operator(
+    "parallel.linear_top_k",
+    None,
+    "input weight_shard k temperature bias logit_scale softcap workspace_bytes",
+    family="linear",
+    kernels="top_k",
+    arrays="input weight_shard",
+    mixes="temperature bias",
+    optional="temperature bias",
+    checks=[
+        NotNone(),
+        Floating("input", "weight_shard"),
+        Shape("input", "BT", "H"),
+        Shape("weight_shard", "V", "H"),
+        Integer("k", 1),
+        *checks_of("temperature bias logit_scale softcap"),
+        Workspace(MIN_WORKSPACE_BYTES),
+    ],
+    value_checks=[PositiveValues("temperature")],
+    results=[],
+)

@@ -11,12 +11,15 @@ from ..errors import RankError
 from .communicators import Communicator
 from .data_parallel import data_parallel_linear_cross_entropy
 from .ranges import vocab_range
-from .vocabulary_parallel import linear_cross_entropy
+from .top_k import linear_top_k
+from .vocabulary_parallel import linear_cross_entropy, linear_cross_entropy_backward
 
 __all__ = [
     "Communicator",
     "RankError",
     "data_parallel_linear_cross_entropy",
     "linear_cross_entropy",
+    "linear_cross_entropy_backward",
+    "linear_top_k",
     "vocab_range",
 ]

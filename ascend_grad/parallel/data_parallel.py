@@ -105,26 +105,24 @@ def data_parallel_linear_cross_entropy(
     deterministic, return_grad, output_mask, workspace_bytes, filter_eps
         As in `linear_cross_entropy`.
     token_weight
-        As in `linear_cross_entropy`, for this rank's tokens. A `temperature` for all tokens is the same on every rank.
+        As in `linear_cross_entropy`, for this rank's tokens.
     class_weight : array_like, shape (V,), optional
         As in `linear_cross_entropy`, for the rows of `weight`. They are the same on every rank of `comm`.
     target_prob
-        As in `linear_cross_entropy`, for this rank's tokens. A `temperature` for all tokens is the same on every rank.
+        As in `linear_cross_entropy`, for this rank's tokens.
     label_smoothing, lse_square_scale
-        As in `linear_cross_entropy`, the same on every rank. Without a `denominator`, a mean is divided by the sum of
-        the weights of the tokens of all ranks.
+        As in `linear_cross_entropy`, the same on every rank.
     temperature
-        As in `linear_cross_entropy`, for this rank's tokens. A `temperature` for all tokens is the same on every rank.
+        As in `linear_cross_entropy`: one number, the same on every rank, or one for each of this rank's tokens.
     denominator
-        As in `linear_cross_entropy`, the same on every rank. Without a `denominator`, a mean is divided by the sum of
-        the weights of the tokens of all ranks.
+        As in `linear_cross_entropy`, the same on every rank. By default a mean is divided by the sum of the weights of
+        the tokens of all ranks.
     bias : array_like, shape (V,), optional
-        As in `linear_cross_entropy`, for the rows of `weight`. They are the same on every rank of `comm`.
+        As in `linear_cross_entropy`, for the rows of `weight`. It is the same on every rank of `comm`.
     logit_scale, softcap, outputs
-        As in `linear_cross_entropy`, the same on every rank. Without a `denominator`, a mean is divided by the sum of
-        the weights of the tokens of all ranks.
+        As in `linear_cross_entropy`, the same on every rank.
     grad_lse, grad_log_prob, grad_entropy
-        As in `linear_cross_entropy`, for this rank's tokens. A `temperature` for all tokens is the same on every rank.
+        As in `linear_cross_entropy`, for this rank's tokens.
     backend, num_threads
         As in `linear_cross_entropy`.
 
@@ -150,10 +148,10 @@ def data_parallel_linear_cross_entropy(
     ParamNullptrError
         161001: `input_rows`, `weight` or `target_rows` is None.
     ParamInvalidError
-        161002: an argument is not as described, or differs between ranks where it must not. Options are given for
-        arrays on a device.
+        161002: an argument is not as described, or differs between ranks where it must not. Arrays are on a device,
+        with options that it does not compute.
     BackendUnavailableError
-        The backend of a device is requested for a call with options.
+        The backend of a device is requested for a call with options that it does not compute.
     RankError
         Another rank raised an exception; the message names the rank.
 
@@ -164,13 +162,13 @@ def data_parallel_linear_cross_entropy(
     Arrays on a device are results of `ascend_grad.npu.asarray`, or tensors of torch_npu, in float16 or bfloat16. If all
     ranks pass such arrays, the results are on the same device. Each rank's part of a gradient is then rounded to 16
     bits before the parts are added in float32. A `grad_loss` with a number for each row has to be on the device, too.
-    Calls with such arrays wait for the device.
+    Calls with such arrays wait for the device, which takes options as in `linear_cross_entropy`.
 
     The weights have to be the same on all ranks of `comm`; only their shapes are compared. One call makes these
     collective operations on `comm`: a gathering of 1024 bytes from each rank, the sum of two numbers, and the sum of
     V H numbers in float32 (float64). On a grid it also makes the collective operations of `linear_cross_entropy` on
-    `vocab_comm`. With options, the sum of two numbers becomes a sum of three, and of V more with a bias; a mean without
-    `denominator` needs the sum of two more numbers, the weights.
+    `vocab_comm`. With the output ``"correct"``, the sum of two numbers becomes a sum of three, and of V more with a
+    bias. With weights, a mean without `denominator` needs the sum of two more numbers.
 
     Examples
     --------
@@ -184,12 +182,8 @@ def data_parallel_linear_cross_entropy(
     >>> loss.round(3)
     np.float64(1.386)
     """
+    arguments = locals()
     ranks, vocab_ranks = collectives(comm, "comm", _NAME), collectives(vocab_comm, "vocab_comm", _NAME)
-    values = [
-        input_rows, weight, target_rows, reduction, ignore_index, grad_loss, deterministic, return_grad, output_mask,
-        workspace_bytes, filter_eps, token_weight, class_weight, target_prob, label_smoothing, lse_square_scale,
-        temperature, denominator, bias, logit_scale, softcap, outputs, grad_lse, grad_log_prob, grad_entropy
-    ]  # fmt: skip
     execution = {"backend": backend, "num_threads": num_threads}
 
     def prepare() -> _Prepared:
@@ -200,7 +194,7 @@ def data_parallel_linear_cross_entropy(
         if vocab_comm is comm and ranks.size > 1:
             expected = "ranks that have the same tokens as this one and other words"
             raise ParamInvalidError(f"vocab_comm: expected {expected}, got those of comm", operator=_NAME)
-        call = checked(DATA_PARALLEL, values)
+        call = checked(DATA_PARALLEL, [arguments[name] for name in DATA_PARALLEL.parameters])
         check_memory(call, ranks)
         a = call.arguments
         total: MatrixSum | DeviceMatrixSum | None = None
@@ -250,9 +244,10 @@ def data_parallel_linear_cross_entropy(
 
     count = inner.run(agreed_count)
     if count is None:  # every rank of comm knows, ranks of vocab_comm may not: solve() tells them and raises
-        return shard.solve(inner, 0, token_sums)
+        shard.solve(inner, 0, token_sums)
 
-    def solve() -> LossResult:
+    def solve() -> dict[str, Any]:
+        assert count is not None  # otherwise solve() has raised
         solved = shard.solve(inner, count, token_sums)
         inner.raise_kept()
         shard.write_token_summands(solved, sums[1:])
@@ -263,8 +258,7 @@ def data_parallel_linear_cross_entropy(
     token_sums.add(sums)
     attempt.settle(ranks, sums[0])
     assert solved is not None
-    result = attempt.run(partial(shard.with_sums_of_tokens, solved, sums[1:])) or solved
+    attempt.run(partial(shard.take_sums_of_tokens, solved, sums[1:]))
     if weight_sum is not None:
-        weight_grad: Any = weight_sum.result(attempt)
-        result = result._replace(weight_grad=weight_grad)
-    return shard.convert_results(result, attempt, ranks)
+        solved["weight_grad"] = weight_sum.result(attempt)
+    return shard.in_library(solved, attempt, ranks)

@@ -97,6 +97,7 @@ class RowStatistics:
     """
 
     def __init__(self, maxima: NDArray, sums: NDArray, targets: int):
+        maxima, sums = np.asarray(maxima, np.float64), np.asarray(sums, np.float64)
         rest, leaders, moment, deficit = sums[:, :NUMBERS].T
         # Each rank with the maximum leaves out one entry, of which all but one count.
         rest = np.where(np.isinf(maxima), np.nan, rest + np.maximum(leaders - 1, 0))
@@ -123,11 +124,18 @@ class RowStatistics:
         """Return the negative log-probabilities of the targets, shape (BT, targets of a row)."""
         return self.log_sum[:, None] + (self.numbers[0][:, None] - self.target_logits)
 
-    def one_minus_prob(self) -> NDArray:
-        """Return 1 - p of the targets, shape (BT, targets of a row)."""
-        rest = self.numbers[1][:, None]
-        return (rest - np.expm1(self.target_logits - self.numbers[0][:, None])) / (1 + rest)
-
     def smoothed_sum(self, class_sum: float) -> NDArray:
         """Return the sum of ``c_v (lse - z_v)`` of each row."""
         return smoothed_sum(self.log_sum, class_sum, self.numbers[3])
+
+
+def statistics_of_lse(lse: NDArray, entropy: NDArray | None, targets: int) -> RowStatistics:
+    """Return statistics for gradients alone, from the lse and the entropy of each row.
+
+    The sum of exponentials relative to the lse is 1. No target counts as nearly certain.
+    """
+    sums = np.zeros((len(lse), NUMBERS + targets))
+    sums[:, 1], sums[:, NUMBERS:] = 1, -np.inf
+    if entropy is not None:
+        sums[:, 2] = entropy
+    return RowStatistics(lse, sums, targets)

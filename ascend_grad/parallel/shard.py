@@ -1,7 +1,8 @@
-"""The loss of some tokens over a vocabulary that is split over ranks.
+"""The loss of some tokens over a vocabulary that is split over ranks, and its gradients.
 
-Each rank computes the row statistics of its logits, and two collective operations combine them. Each rank then computes
-the gradients of its part, and the input gradients are summed over the ranks.
+Each rank computes the statistics of the rows of its logits, and collective operations combine them. Losses and outputs
+are made of the statistics of the whole vocabulary. Each rank then computes the gradients of its part, and the input
+gradients are summed over the ranks.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ from .. import arrays
 from .._call import Call
 from .._dispatch import requested
 from .._linear_python import default_workspace_bytes
+from .._loss_arguments import weight_sums
 from ..arguments import MAX_INDEX, integer, shown, thread_count
-from ..errors import ParamInvalidError, ParamTypeError
-from ..operators.options import OPTIONS, OUTPUT_GRADIENTS
-from ..operators.results import LossResult, loss_result
+from ..errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
+from ..operators.options import OUTPUT_GRADIENTS
+from ..operators.ranks import ARGUMENTS_OF_PARTS, OF_ENTRIES, OF_ROWS, WITHOUT_ARGUMENT, given_over_ranks
+from ..operators.results import LinearCrossEntropyGradients, loss_result
 from .agreement import Attempt, check_agreement
 from .communicators import Collectives
-from .part_backend import PartBackend
+from .part_backend import DeviceBackend, HostBackend, is_on_device, lacking_on_device
 from .plan import Capacity, common_chunks, find_capacity, vocab_blocks
 from .ranges import vocab_range
-from .row_chunk import ChunkGradients, ChunkProblem, ChunkStatistics, HostChunk, RowChunk
+from .row_chunk import ChunkGradients, RowChunk
+from .row_losses import Problem, RowArrays
 from .row_statistics import NUMBERS
 from .sums import MatrixSum, Share, VectorSums
 
@@ -37,7 +41,7 @@ class Shard:
     Parameters
     ----------
     call : Call
-        The checked arguments.
+        The checked arguments. With `lse`, there are gradients alone, and the statistics of rows are not computed.
     ranks : Collectives
         The ranks that the vocabulary is split over.
     vocab_start_index, vocab_size : int or None
@@ -69,46 +73,82 @@ class Shard:
     ):
         self._operator = call.operator.name
         check_memory(call, ranks)
-        self._call = call
+        self._call, self._ranks, self._execution = call, ranks, execution
         self._names = call.operator.parameters[:3]
         self.input, self.weight, target = (call.arguments[name] for name in self._names)
-        self._a = call.arguments
-        self._gradient_options = {name: call.arguments[name] for name in ("workspace_bytes", "filter_eps")}
+        self._a = WITHOUT_ARGUMENT | call.arguments
+        self._given = given_over_ranks(self._a)
+        self._lacking = lacking_on_device(self._a)
         # A rank without weight rows calls no operator, which would check these arguments.
-        self._requested = requested(execution["backend"], call.operator)
+        backend, source = requested(execution["backend"], call.operator)
         threads = thread_count(execution["num_threads"], self._operator)
-        #: The backend of calls, or of row chunks, that no device computes.
-        self._backend = PartBackend(self._requested[0] == "reference", self._a["workspace_bytes"] or 0, threads)
-        self._execution = execution
-        self._ranks = ranks
-        self._start_index = _index(vocab_start_index, "vocab_start_index", self._operator)
-        self._vocab_size = _index(vocab_size, "vocab_size", self._operator)
+        #: The backend of row chunks that no device computes.
+        self._backend = HostBackend(backend == "reference", self._a["workspace_bytes"] or 0, threads)
+        self._start_index = index(vocab_start_index, "vocab_start_index", self._operator)
+        self._vocab_size = index(vocab_size, "vocab_size", self._operator)
 
         self.dtype = arrays.native(self.input.dtype)
         self.accumulator = arrays.accumulator_dtype(self.dtype)
         self.target = np.require(arrays.host_values(target), arrays.native(target.dtype), ["C", "A"])
-        is_target = self.target != self._a["ignore_index"]
-        self._counted = is_target if is_target.ndim == 1 else is_target.any(axis=-1)
-        #: Number of tokens on this rank that are not ignored.
-        self.count = int(np.count_nonzero(self._counted))
-
+        #: Whether each target is not ignored, shape (BT, targets of a row).
+        self._is_target = (
+            self.target.reshape(len(self.target), *self.target.shape[1:] or (1,)) != self._a["ignore_index"]
+        )
+        #: The arguments beside the required arrays that are arrays.
+        self._vectors = {
+            name: arrays.wide(self._a[name])
+            for name in ("grad_loss", *OF_ROWS, *OF_ENTRIES)
+            if self._a[name] is not None and not isinstance(self._a[name], float)
+        }
         # The arrays of collective operations are allocated before the first one: a rank that lacks memory can say so.
-        self._allocate_rows(len(self.target))
+        self._allocate_rows(*self._is_target.shape)
+        #: Number of tokens on this rank that are not ignored.
+        self.count = int(np.count_nonzero(self._rows.counted))
         #: The sum for the input's gradient: a `MatrixSum`, or a `DeviceMatrixSum` for arrays on a device.
         self.input_sum: Any = None
         self._weight_grad: Any = None
         self._capacity = Capacity(0, 1)
         self._allocate(share, weight_grad)
+        if self._lacking and backend not in ("auto", "cpu", "reference"):
+            reason = f"{self._lacking}: over ranks, a loss with options is computed on the host"
+            message = f"backend {backend!r} ({source}) cannot compute this call: {reason}"
+            raise BackendUnavailableError(message, operator=self._operator)
 
-    def _allocate_rows(self, rows: int) -> None:
+    def _allocate_rows(self, rows: int, targets: int) -> None:
         """Allocate the arrays with some numbers for each row."""
-        self._maxima = np.zeros(rows)
-        #: As `write_summands` writes them.
-        self._sums = np.zeros((rows, NUMBERS + 1))
-        self._sums_of_ranks = VectorSums(self._ranks, self._sums.size, np.float64, self._a["deterministic"])
-        self._losses = np.empty(rows, self.accumulator)
-        #: The upstream gradient of each row.
-        self._grad = np.zeros(rows)
+        dtype, in_order = self._statistics_dtype, self._a["deterministic"]
+        outputs = {name for name in self._a["outputs"] if name != "correct"}
+        if self._needs_predicted:
+            outputs.add("predicted")
+        counted = self._is_target.any(axis=-1)
+        of_statistics = rows if self._a["lse"] is None else 0
+        with np.errstate(all="ignore"):
+            target_weights = np.where(self._is_target, self._vectors.get("target_prob", 1.0), 0.0)
+        self._rows = RowArrays(
+            counted=counted,
+            token_weight=np.where(counted, self._vectors.get("token_weight", 1.0), 0.0),
+            target_weights=target_weights,
+            maxima=np.zeros(rows, dtype),
+            sums=np.zeros((of_statistics, NUMBERS + targets), dtype),
+            first=np.zeros(rows if self._needs_predicted else 0),
+            losses=np.zeros(rows),
+            squares=np.zeros(rows if self._a["lse_square_scale"] else 0),
+            outputs={name: np.zeros(rows, np.int64 if name == "predicted" else self.accumulator) for name in outputs},
+        )
+        self._sums_of_ranks = VectorSums(self._ranks, self._rows.sums.size, dtype, in_order)
+        classes = self._vectors.get("class_weight")
+        #: Sum of the class weights of this rank's entries.
+        self._own_class_sum = float(self.weight.shape[0] if classes is None else classes.sum())
+        #: The class weights of the targets: first of this rank's entries, then of all.
+        self._class_weights = np.ones((0, targets)) if classes is None else np.zeros((rows, targets))
+        self._sums_of_classes = VectorSums(self._ranks, self._class_weights.size, np.float64, in_order)
+        #: The divisors of a mean; see `weight_sums`.
+        self._denominators = np.ones(2)
+
+    @property
+    def _statistics_dtype(self) -> np.dtype:
+        """Return the dtype in which the statistics of rows are combined."""
+        return np.dtype(np.float64)
 
     @property
     def wanted(self) -> list[bool]:
@@ -128,13 +168,22 @@ class Shard:
             self._weight_grad = self._call.empty(shape, self.dtype) if weight_grad is None else weight_grad
         #: The sum of the weight gradients of all row chunks, and the number of vocabulary blocks to compute it in.
         self._weight_total, self._vocab_blocks = self._weight_grad, 1
+        #: The gradient of this rank's bias in float64, and in the dtype of the bias. None: not requested.
+        self.bias_grad = self._rounded_bias_grad = None
+        if self._a["return_grad"] and "bias" in self._vectors:
+            self.bias_grad = np.zeros(self.weight.shape[0])
+            self._rounded_bias_grad = np.zeros(self.weight.shape[0], arrays.native(self._a["bias"].dtype))
         workspace = self._a["workspace_bytes"]
         self._workspace = default_workspace_bytes(self.input, self.weight, *wanted) if workspace is None else workspace
-        if any(wanted):
+        #: Memory for the logits of a row chunk, once it is needed.
+        self._logits: NDArray | None = None
+        if any(wanted) or self.bias_grad is not None:
             weight_dtype = None if self._weight_grad is None else self._weight_grad.dtype
             self._capacity = find_capacity(
                 rows, self.weight.shape, self.dtype, self.accumulator, weight_dtype, self._workspace
             )
+            if self._a["lse"] is not None:  # logits are computed once anyway
+                self._capacity = self._capacity._replace(cached_rows=0)
 
     # -- agreement between the ranks --
 
@@ -150,130 +199,100 @@ class Shard:
             f"checksum of {target}": checksum(self.target),
             **self.options(),
         }
-        if not isinstance(self._a["grad_loss"], float):
-            same["checksum of grad_loss"] = checksum(arrays.host_values(self._a["grad_loss"]).astype(np.float64))
-        return {"same": same, "rows": self.weight.shape[0], "start": self._start_index, "capacity": self._capacity}
+        for name in self._vectors:
+            if name == "grad_loss":
+                same["checksum of grad_loss"] = checksum(self._vectors[name])
+            elif name in OF_ROWS:
+                same[name] = f"checksum {checksum(self._vectors[name])}"
+        own = {"rows": self.weight.shape[0], "start": self._start_index, "capacity": self._capacity}
+        return {"same": same, **own, "class_sum": self._own_class_sum}
 
     def facts_of_entries(self) -> dict[str, Any]:
         """Return facts about vectors over the vocabulary, the same on ranks with the same vocabulary entries."""
-        return {}
+        return {name: f"checksum {checksum(self._vectors[name])}" for name in OF_ENTRIES if name in self._vectors}
 
     def options(self) -> dict[str, Any]:
-        """Return the arguments that are not arrays."""
+        """Return the arguments that are not arrays, and the names of options that are arrays."""
         names = ("reduction", "ignore_index", "deterministic", "return_grad", "output_mask", "workspace_bytes")
         same = {name: self._a[name] for name in names}
         same |= {"filter_eps": repr(self._a["filter_eps"]), "vocab_size": self._vocab_size}
         if isinstance(self._a["grad_loss"], float):
             same["grad_loss"] = repr(self._a["grad_loss"])
+        for name in self._given:
+            value = self._a[name]
+            same[name] = "an array" if name in self._vectors else value if name == "outputs" else repr(value)
         return same
 
     def place(self, cards: list[dict[str, Any]]) -> None:
         """Find this rank's part of the vocabulary, or raise the same error on every rank."""
         check_agreement([card["same"] for card in cards], self._operator)
-        rows = [card["rows"] for card in cards]
-        starts = [card["start"] for card in cards]
-        if all(start is None for start in starts):
-            starts = [sum(rows[:rank]) for rank in range(len(rows))]
-        for rank, start in enumerate(starts):
-            if start is None:
-                self._fail("vocab_start_index", "an int on every rank or None on every rank", f"None on rank {rank}")
-        end = 0
-        for start, rank in sorted((start, rank) for rank, start in enumerate(starts) if rows[rank]):
-            if start != end:
-                expected = "shards that follow each other from 0 on without gap or overlap"
-                got = f"{start} on rank {rank}, where the shard before ends at {end}"
-                self._fail("vocab_start_index", expected, got)
-            end += rows[rank]
-        if self._vocab_size not in (None, end):
-            self._fail("vocab_size", f"{end}, the rows of all shards", str(self._vocab_size))
-        self.vocab_size = end
-        self.start = starts[self._ranks.rank]
+        self.start, self.vocab_size = placed(cards, self._ranks.rank, self._vocab_size, self._operator)
+        self._class_sum = sum(card["class_sum"] for card in cards)
         overlaps = self.input_sum is not None and self.input_sum.overlaps
         capacities = [Capacity(*card["capacity"]) for card in cards]
         self._chunks = common_chunks(len(self.target), capacities, overlaps) if len(self.target) else 0
 
-    def _fail(self, argument: str, expected: str, got: str) -> None:
-        raise ParamInvalidError(f"{argument}: expected {expected}, got {got}", operator=self._operator)
-
     # -- the loss and the gradients --
 
-    def solve(self, attempt: Attempt, count: int, token_sums: VectorSums | None = None) -> LossResult:
-        """Compute the loss and the gradients. For a mean, this shard's loss is the sum of its rows divided by `count`.
+    def solve(self, attempt: Attempt, count: int, token_sums: VectorSums | None = None) -> dict[str, Any]:
+        """Compute the loss and the gradients, by name. For a mean, the loss is the sum of this shard's rows, divided.
 
-        `count` is the number of tokens in the mean, which may include other shards' tokens. `token_sums` adds over the
-        ranks that the tokens are split over, if any. A mean with options is divided by such a sum of weights.
+        The divisor is of the tokens of all shards. `count` is their number. `token_sums` adds over the ranks that the
+        tokens are split over, if any.
         """
-        attempt.run(partial(self._prepare, count))
+        attempt.run(self._check_targets)
+        if "class_weight" in self._vectors:
+            attempt.run(self._write_class_weights)
+            self._sums_of_classes.add(self._class_weights)
+        attempt.run(partial(self._weigh_rows, count))
+        if token_sums is not None and self._divides_by_weights:
+            token_sums.add(self._denominators)
+        attempt.run(self._prepare)
         for chunk in range(self._chunks):
             rows = slice(*vocab_range(len(self.target), chunk, self._chunks))
             self._solve_chunk(attempt, rows)
             if self.input_sum is not None and self.input_sum.overlaps:
                 self.input_sum.start(rows)
-        attempt.run(self._complete_weight_grad)
-        loss = attempt.run(partial(self._loss, count))
+        attempt.run(self._complete_gradients)
+        values: dict[str, Any] = attempt.run(self._results) or {}
         if self.input_sum is None:
             attempt.share(self._ranks)
-            return LossResult(loss, input_grad=None, weight_grad=self._weight_grad)
-        return LossResult(loss, input_grad=self.input_sum.result(attempt), weight_grad=self._weight_grad)
+        else:
+            values["input_grad"] = self.input_sum.result(attempt)
+        return values
 
     @property
     def token_summands(self) -> int:
         """Return the number of elements that `write_token_summands` writes."""
-        return 1
+        return 1 + ("correct" in self._a["outputs"]) + (0 if self.bias_grad is None else len(self.bias_grad))
 
-    def write_token_summands(self, result: LossResult, out: NDArray) -> None:
-        """Write the results that are sums over the tokens of all ranks."""
-        out[0] = 0 if self._a["reduction"] == "none" else result.loss
+    def write_token_summands(self, values: dict[str, Any], out: NDArray) -> None:
+        """Write the results that are sums over the tokens of all ranks: the loss, the bias's gradient, `correct`."""
+        out[0] = 0 if self._a["reduction"] == "none" else values["loss"]
+        if self.bias_grad is not None:
+            out[1 : 1 + len(self.bias_grad)] = self.bias_grad
+        if "correct" in self._a["outputs"]:
+            out[-1] = values["correct"]
 
-    def with_sums_of_tokens(self, result: LossResult, sums: NDArray) -> LossResult:
-        """Return the results with the sums over all ranks of what `write_token_summands` writes."""
-        if self._a["reduction"] == "none":
-            return result
-        return result._replace(loss=np.asarray(sums[0], self.accumulator))
+    def take_sums_of_tokens(self, values: dict[str, Any], sums: NDArray) -> None:
+        """Replace results by the sums over all ranks of what `write_token_summands` writes."""
+        if self._a["reduction"] != "none":
+            values["loss"] = np.asarray(sums[0], self.accumulator)
+        if self.bias_grad is not None:
+            self.bias_grad[...] = sums[1 : 1 + len(self.bias_grad)]
+            arrays.round_into(values["bias_grad"], self.bias_grad)
+        if "correct" in self._a["outputs"]:
+            values["correct"] = np.asarray(sums[-1], np.int64)
 
-    def convert_results(self, result: LossResult, attempt: Attempt, ranks: Collectives) -> LossResult:
-        """Return the results as arrays of the caller's library, or raise the kept exception."""
+    def in_library(self, values: dict[str, Any], attempt: Attempt, ranks: Collectives) -> Any:
+        """Return the results as a tuple of arrays of the caller's library, or raise the kept exception."""
         attempt.raise_kept()
-        return loss_result(result._fields, self._call.in_library(result))
-
-    def _solve_chunk(self, attempt: Attempt, rows: slice) -> None:
-        """Compute the losses and the gradients of one row chunk."""
-        problem = ChunkProblem(
-            input=self.input[rows],
-            weight=self.weight,
-            target=self.target[rows],
-            start=self.start,
-            grad=self._grad[rows],
-            gradient_options=self._gradient_options,
-            execution=self._execution,
-        )
-        gradients = ChunkGradients(
-            input_grad=None if self.input_sum is None else self.input_sum.matrix[rows],
-            weight_grad=self._weight_total,
-            adds_weight_grad=rows.start > 0,
-            vocab_blocks=self._vocab_blocks,
-        )
-        options = {**self._part_options(), "grad_loss": self._grad[rows], "vocab": self.vocab_size}
-        caches_logits = rows.stop - rows.start <= self._capacity.cached_rows
-        chunk = HostChunk(problem, self._statistics(rows), gradients, options, self._backend, caches_logits)
-        self._run_chunk(attempt, chunk)
-
-    def _part_options(self) -> dict[str, Any]:
-        """Return the options as functions for parts of a vocabulary accept them."""
-        names = (*OPTIONS, *OUTPUT_GRADIENTS, "reduction", "ignore_index", "filter_eps")
-        more = {"vocab_start_index": self.start, "with_more": False, "with_outputs": False}
-        return {**{name: self._a[name] for name in names}, **more}
-
-    def _statistics(self, rows: slice) -> ChunkStatistics:
-        return ChunkStatistics(self._maxima[rows], self._sums[rows], self._losses[rows])
-
-    def _run_chunk(self, attempt: Attempt, chunk: RowChunk) -> None:
-        """Compute a row chunk's results, with the collective operations in between."""
-        attempt.run(chunk.find_statistics)
-        self._ranks.allreduce(chunk.maxima, "max")
-        attempt.run(chunk.relate_to_global_maxima)
-        self._sums_of_ranks.add(chunk.sums)
-        attempt.run(chunk.finish)
+        if self._a["lse"] is not None:
+            names = LinearCrossEntropyGradients._fields
+            return LinearCrossEntropyGradients(*self._call.in_library([values[name] for name in names]))
+        bias = ("bias_grad",) if "bias" in self._vectors else ()
+        names = ("loss", "input_grad", "weight_grad", *bias, *self._a["outputs"])
+        return loss_result(names, self._call.in_library([values[name] for name in names]))
 
     def _check_targets(self) -> None:
         target, ignored = self.target, self._a["ignore_index"]
@@ -281,19 +300,62 @@ class Shard:
         if outside.size:
             place = tuple(outside[0])
             got = f"{target[place]} in row {place[0]}"
-            self._fail(self._names[2], f"values in [0, {self.vocab_size}) or {ignored}", got)
+            message = f"{self._names[2]}: expected values in [0, {self.vocab_size}) or {ignored}, got {got}"
+            raise ParamInvalidError(message, operator=self._operator)
 
-    def _prepare(self, count: int) -> None:
-        """Check the targets, and compute the upstream gradient of each row."""
-        self._check_targets()
-        upstream = np.asarray(arrays.host_values(self._a["grad_loss"]), np.float64)
-        with np.errstate(all="ignore"):
-            if self._a["reduction"] == "mean":
-                upstream = upstream / max(count, 1)
-            self._grad[...] = np.where(self._counted, upstream, 0)
-        self._prepare_weight_grad()
+    def _write_class_weights(self) -> None:
+        """Write the class weights of the targets that are among this rank's entries."""
+        place = self.target.reshape(self._is_target.shape).astype(np.int64) - self.start
+        is_here = (place >= 0) & (place < self.weight.shape[0]) & self._is_target
+        self._class_weights[is_here] = self._vectors["class_weight"][place[is_here]]
 
-    def _prepare_weight_grad(self) -> None:
+    @property
+    def _divides_by_weights(self) -> bool:
+        """Return whether the divisor of a mean is a sum of weights."""
+        has_weights = "token_weight" in self._vectors or "class_weight" in self._vectors
+        return self._a["reduction"] == "mean" and self._a["denominator"] is None and has_weights
+
+    def _weigh_rows(self, count: int) -> None:
+        """Find the weights of the targets, and this rank's part of the divisors of a mean."""
+        if "class_weight" in self._vectors:
+            weights = self._rows.target_weights
+            with np.errstate(all="ignore"):  # 0 times the infinite weight of a class
+                weights[...] = np.where(self._is_target, weights * self._class_weights, 0)
+        if self._divides_by_weights:
+            options = {"ignore_index": self._a["ignore_index"], "token_weight": self._vectors.get("token_weight")}
+            if "target_prob" in self._vectors:
+                options["target_prob"] = self._vectors["target_prob"]
+            elif "class_weight" in self._vectors:
+                options["target_class_weight"] = self._rows.target_weights[:, 0]
+            self._denominators[...] = weight_sums(self.target, **options)
+        elif self._a["reduction"] == "mean":
+            self._denominators[...] = count if self._a["denominator"] is None else self._a["denominator"]
+
+    def _prepare(self) -> None:
+        """Describe the problem, and choose how the gradients of row chunks are added."""
+        if self._denominators[0] == 0 or (self._a["lse_square_scale"] and self._denominators[1] == 0):
+            self._denominators[...] = 0  # the mean is NaN, and has no gradient
+        needs_entropy = "entropy" in self._a["outputs"] or "grad_entropy" in self._vectors
+        options = {
+            **{name: self._a[name] for name in ARGUMENTS_OF_PARTS},
+            "grad_loss": self._a["grad_loss"] if isinstance(self._a["grad_loss"], float) else None,
+            **{name: vector for name, vector in self._vectors.items() if name not in ("lse", "entropy")},
+            "vocab_start_index": self.start,
+            "with_more": self._needs_predicted or needs_entropy,
+            "with_outputs": bool(self._a["outputs"]) or any(name in self._vectors for name in OUTPUT_GRADIENTS),
+            "vocab": self.vocab_size,
+            "own_class_sum": self._own_class_sum,
+            "class_sum": self._class_sum if self._a["label_smoothing"] else 0.0,  # it may be infinite
+            "denominators": tuple(self._denominators.tolist()),
+        }
+        of_rows, of_entries = (
+            tuple(name for name in names if isinstance(options.get(name), np.ndarray) and name in self._vectors)
+            for names in (("grad_loss", *OF_ROWS), OF_ENTRIES)
+        )
+        self._problem = Problem(self.input, self.weight, self.target, self.start, options, of_rows, of_entries)
+        self._prepare_gradients()
+
+    def _prepare_gradients(self) -> None:
         """Choose the array for the sum of the weight gradients, and the number of vocabulary blocks."""
         if self._weight_grad is None:
             return
@@ -304,19 +366,115 @@ class Shard:
         if not self._chunks:
             self._weight_grad[...] = 0
 
-    def _complete_weight_grad(self) -> None:
+    def _solve_chunk(self, attempt: Attempt, rows: slice) -> None:
+        """Compute the losses and the gradients of one row chunk, with the collective operations in between."""
+        arrays_of_rows = self._rows.rows(rows)
+        chunk = attempt.run(lambda: self._new_chunk(rows, arrays_of_rows))
+
+        def step(name: str, *arguments: Any) -> None:
+            attempt.run(lambda: getattr(chunk, name)(*arguments))
+
+        if self._a["lse"] is not None:
+            entropy = self._vectors.get("entropy")
+            step("take_statistics", self._vectors["lse"][rows], None if entropy is None else entropy[rows])
+        else:
+            step("find_statistics")
+            self._ranks.allreduce(arrays_of_rows.maxima, "max")
+            if self._needs_predicted:
+                step("find_candidates")
+                self._ranks.allreduce(arrays_of_rows.first, "max")
+            step("relate_to_global_maxima")
+            self._sums_of_ranks.add(arrays_of_rows.sums)
+            step("finish")
+        if chunk is not None:  # otherwise the attempt has failed
+            attempt.run(partial(self._find_gradients, chunk, rows))
+
+    def _new_chunk(self, rows: slice, arrays_of_rows: RowArrays) -> RowChunk:
+        """Choose the backend of a row chunk, and whether its logits are cached."""
+        problem, count = self._problem.rows(rows), rows.stop - rows.start
+        if self.weight.shape[0] and self._lacking is None and is_on_device(problem, self._execution):
+            return RowChunk(problem, arrays_of_rows, self._device_backend)
+        logits = None
+        if count <= self._capacity.cached_rows and self._backend.caches_logits:
+            if self._logits is None:  # the first chunk has the most rows
+                self._logits = np.empty((count, self.weight.shape[0]), self.accumulator)
+            logits = self._logits[:count]
+        return RowChunk(problem, arrays_of_rows, self._backend, logits)
+
+    @property
+    def _device_backend(self) -> DeviceBackend:
+        return DeviceBackend(self._execution, self._a["workspace_bytes"])
+
+    def _find_gradients(self, chunk: RowChunk, rows: slice) -> None:
+        """Add the gradients of a row chunk."""
+        totals = {
+            "input_grad": None if self.input_sum is None else self.input_sum.matrix[rows],
+            "weight_grad": self._weight_total,
+            "bias_grad": self.bias_grad,
+        }
+        chunk.find_gradients(ChunkGradients(totals, rows.start > 0, self._vocab_blocks))
+
+    def _complete_gradients(self) -> None:
+        """Round the gradients of weight and bias."""
         total, weight_grad = self._weight_total, self._weight_grad
         if total is not None and weight_grad is not None and total is not weight_grad:
             arrays.round_into(weight_grad, total)
+        if self.bias_grad is not None and self._rounded_bias_grad is not None:
+            arrays.round_into(self._rounded_bias_grad, self.bias_grad)
 
-    def _loss(self, count: int) -> NDArray:
-        self._losses[~self._counted] = 0
-        if self._a["reduction"] == "none":
-            return self._losses
+    @property
+    def _needs_predicted(self) -> bool:
+        return "predicted" in self._a["outputs"] or "correct" in self._a["outputs"]
+
+    def _results(self) -> dict[str, Any]:
+        """Return the results by name, except the gradient of the input."""
+        values = {"input_grad": None, "weight_grad": self._weight_grad, "bias_grad": self._rounded_bias_grad}
+        if self._a["lse"] is not None:
+            return values
+        values |= {"loss": self._loss(), **self._rows.outputs}
+        if "correct" in self._a["outputs"]:
+            is_correct = self._rows.counted & (self._rows.outputs["predicted"] == self.target)
+            values["correct"] = np.asarray(np.count_nonzero(is_correct))
+        return values
+
+    def _loss(self) -> NDArray:
+        losses, squares = self._rows.losses, self._rows.squares
         with np.errstate(all="ignore"):
-            total = np.sum(self._losses, dtype=np.float64)
-            over = np.float64(count) if self._a["reduction"] == "mean" else 1
-            return np.asarray(total / over, self.accumulator)
+            if self._a["reduction"] == "none":
+                return (losses + squares if len(squares) else losses).astype(self.accumulator)
+            total = np.float64(np.nan)
+            if self._denominators[0]:
+                total = losses.sum() / self._denominators[0]
+                if len(squares):
+                    total = total + squares.sum() / self._denominators[1]
+            return np.asarray(total, self.accumulator)
+
+
+def placed(cards: list[dict[str, Any]], rank: int, vocab_size: int | None, operator: str) -> tuple[int, int]:
+    """Return the id of the first vocabulary entry of a rank, and the number of all entries.
+
+    The cards have each rank's number of entries and its `vocab_start_index`. All ranks raise the same errors.
+    """
+
+    def fail(argument: str, expected: str, got: str) -> None:
+        raise ParamInvalidError(f"{argument}: expected {expected}, got {got}", operator=operator)
+
+    rows = [card["rows"] for card in cards]
+    starts = [card["start"] for card in cards]
+    if all(start is None for start in starts):
+        starts = [sum(rows[:rank]) for rank in range(len(rows))]
+    for each, start in enumerate(starts):
+        if start is None:
+            fail("vocab_start_index", "an int on every rank or None on every rank", f"None on rank {each}")
+    end = 0
+    for start, each in sorted((start, each) for each, start in enumerate(starts) if rows[each]):
+        if start != end:
+            expected = "shards that follow each other from 0 on without gap or overlap"
+            fail("vocab_start_index", expected, f"{start} on rank {each}, where the shard before ends at {end}")
+        end += rows[each]
+    if vocab_size not in (None, end):
+        fail("vocab_size", f"{end}, the rows of all shards", str(vocab_size))
+    return starts[rank], end
 
 
 def check_memory(call: Call, ranks: Collectives) -> None:
@@ -333,7 +491,7 @@ def check_memory(call: Call, ranks: Collectives) -> None:
     raise ParamTypeError(f"{name}: expected {expected}, got {got}", operator=call.operator.name)
 
 
-def _index(value: object, name: str, operator: str) -> int | None:
+def index(value: object, name: str, operator: str) -> int | None:
     """Check and return an optional argument that is an index."""
     if value is None:
         return None

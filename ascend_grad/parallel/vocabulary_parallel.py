@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import ArrayLike, NDArray
 
-from .._call import checked
+from .._call import Operator, checked
 from ..arguments import shown, truth_value
 from ..errors import ParamInvalidError
-from ..operators.ranks import VOCABULARY_PARALLEL
-from ..operators.results import LossResult
+from ..operators.ranks import VOCABULARY_PARALLEL, VOCABULARY_PARALLEL_BACKWARD
+from ..operators.results import LinearCrossEntropyGradients, LossResult
 from .agreement import Attempt
 from .device_shard import make_shard
 from .engines import collectives
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from .communicators import Communicator
-
-_NAME = VOCABULARY_PARALLEL.name
 
 
 def linear_cross_entropy(
@@ -91,29 +89,29 @@ def linear_cross_entropy(
     return_grad, output_mask
         As in `ascend_grad.linear_cross_entropy`, the same on every rank.
     workspace_bytes, filter_eps
-        As in `ascend_grad.fused_linear_cross_entropy_loss_grad`; the first two are the same on every rank.
+        As in `ascend_grad.fused_linear_cross_entropy_loss_grad`, the same on every rank.
     token_weight
-        As in `ascend_grad.linear_cross_entropy`, the same on every rank. With `target_prob`, `target` has the shape
-        (BT, K). Smoothing spreads over the whole vocabulary.
+        As in `ascend_grad.linear_cross_entropy`, the same on every rank.
     class_weight : array_like, shape (V of this rank,), optional
-        The class weights and the bias of this rank's entries, in the order of the rows of `weight_shard`. All ranks
-        pass them, or none.
-    target_prob, label_smoothing, lse_square_scale, temperature, denominator
-        As in `ascend_grad.linear_cross_entropy`, the same on every rank. With `target_prob`, `target` has the shape
-        (BT, K). Smoothing spreads over the whole vocabulary.
+        The class weights of this rank's entries, in the order of the rows of `weight_shard`. All ranks pass them, or
+        none.
+    target_prob
+        As in `ascend_grad.linear_cross_entropy`, the same on every rank.
+    label_smoothing
+        As in `ascend_grad.linear_cross_entropy`, the same on every rank. It spreads over the whole vocabulary.
+    lse_square_scale, temperature, denominator
+        As in `ascend_grad.linear_cross_entropy`, the same on every rank.
     bias : array_like, shape (V of this rank,), optional
-        The class weights and the bias of this rank's entries, in the order of the rows of `weight_shard`. All ranks
-        pass them, or none.
+        The bias of this rank's entries, in the order of the rows of `weight_shard`. All ranks pass it, or none.
     logit_scale, softcap
-        As in `ascend_grad.linear_cross_entropy`, the same on every rank. With `target_prob`, `target` has the shape
-        (BT, K). Smoothing spreads over the whole vocabulary.
+        As in `ascend_grad.linear_cross_entropy`, the same on every rank.
     outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
         As in `ascend_grad.linear_cross_entropy`, the same on every rank.
     grad_lse, grad_log_prob, grad_entropy : array_like, shape (BT,), optional
         Upstream gradients of outputs, the same on every rank, as in `ascend_grad.linear_cross_entropy_backward`. They
         add to the gradients of the loss.
     backend, num_threads
-        As in `ascend_grad.fused_linear_cross_entropy_loss_grad`; the first two are the same on every rank.
+        As in `ascend_grad.fused_linear_cross_entropy_loss_grad`.
 
     Returns
     -------
@@ -134,10 +132,10 @@ def linear_cross_entropy(
     ParamNullptrError
         161001: `input`, `weight_shard` or `target` is None.
     ParamInvalidError
-        161002: an argument is not as described or differs between ranks, or the shards have gaps or overlap. Options
-        are given for arrays on a device.
+        161002: an argument is not as described or differs between ranks, or the shards have gaps or overlap. Arrays
+        are on a device, with options that it does not compute.
     BackendUnavailableError
-        The backend of a device is requested for a call with options.
+        The backend of a device is requested for a call with options that it does not compute.
     RankError
         Another rank raised an exception; the message names the rank.
 
@@ -148,25 +146,21 @@ def linear_cross_entropy(
     Arrays on a device are results of `ascend_grad.npu.asarray`, or tensors of torch_npu, in float16 or bfloat16. If all
     ranks pass such arrays, the results are on the same device. Each rank's part of a gradient is then rounded to 16
     bits before the parts are added in float32. A `grad_loss` with a number for each row has to be on the device, too.
-    Calls with such arrays wait for the device.
+    Calls with such arrays wait for the device. Of the options from `token_weight` on, a device takes `token_weight`,
+    `class_weight`, `denominator`, the outputs `lse` and `log_prob`, `grad_lse` and `grad_log_prob`.
 
     If one rank raises an exception, every rank raises one. Exceptions of the engine itself (a rank died) are passed on.
 
     One call makes these collective operations:
 
     - a gathering of 1024 bytes from each rank, to compare the arguments;
-    - the maximum of BT numbers, and the sum of 5 BT numbers, in float64, per row chunk;
+    - with `class_weight`, the sum of BT K numbers in float64, K being the number of targets of a row;
+    - the maximum of BT numbers, and the sum of BT (4 + K) numbers, in float64, per row chunk. If ``"predicted"`` or
+      ``"correct"`` is requested, there is one more maximum of BT numbers;
     - the sum of BT H numbers in float32 (float64). If every rank gets the whole sum and `deterministic` is False, it is
       made per row chunk, too: the gradients of one chunk are transferred while the next chunk is computed.
 
-    For arrays on devices all rows are one chunk, and the statistics are the maximum of BT numbers and the sum of 2 BT
-    numbers in float32.
-
-    Calls with options are computed on the host. All rows are one chunk, and logits are computed twice. The statistics
-    of rows are these, in float64:
-
-    - the maximum of BT numbers, twice if ``"predicted"`` or ``"correct"`` is requested;
-    - the sum of BT (4 + K) numbers, K being the number of targets of a row, or BT (4 + 2 K) with `class_weight`.
+    For arrays on devices all rows are one chunk, and the statistics are in float32.
 
     Losses, log-probabilities and entropies keep a relative error of 1e-4 where a target is almost certain, down to
     1 - p = 1e-12, unless a device computes the statistics of rows. So does the gradient at the target, up to its
@@ -188,18 +182,123 @@ def linear_cross_entropy(
     array([[-0.375,  0.125,  0.125,  0.125],
            [ 0.125,  0.125,  0.125, -0.375]])
     """
-    ranks = collectives(comm, "comm", _NAME)
-    attempt = Attempt(_NAME)
-    values = [
-        input, weight_shard, target, reduction, ignore_index, grad_loss, deterministic, return_grad, output_mask,
-        workspace_bytes, filter_eps, token_weight, class_weight, target_prob, label_smoothing, lse_square_scale,
-        temperature, denominator, bias, logit_scale, softcap, outputs, grad_lse, grad_log_prob, grad_entropy
-    ]  # fmt: skip
-    execution = {"backend": backend, "num_threads": num_threads}
+    return _solved(VOCABULARY_PARALLEL, locals())
+
+
+def linear_cross_entropy_backward(
+    input: ArrayLike,
+    weight_shard: ArrayLike,
+    target: ArrayLike,
+    *,
+    comm: Communicator | Comm | ProcessGroup | None,
+    vocab_start_index: int | None = None,
+    vocab_size: int | None = None,
+    lse: ArrayLike,
+    entropy: ArrayLike | None = None,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    ignore_index: int = -100,
+    grad_loss: ArrayLike | None = None,
+    grad_lse: ArrayLike | None = None,
+    grad_log_prob: ArrayLike | None = None,
+    grad_entropy: ArrayLike | None = None,
+    reduce_input_grad: Literal[True, False, "scatter"] = True,
+    deterministic: bool = False,
+    output_mask: Sequence[bool] = (True, True),
+    workspace_bytes: int | None = None,
+    filter_eps: float = 0.0,
+    token_weight: ArrayLike | None = None,
+    class_weight: ArrayLike | None = None,
+    target_prob: ArrayLike | None = None,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    temperature: ArrayLike = 1.0,
+    denominator: float | None = None,
+    bias: ArrayLike | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    backend: str | None = None,
+    num_threads: int | None = None,
+) -> LinearCrossEntropyGradients:
+    """Compute the gradients of `linear_cross_entropy` and of its outputs, for upstream gradients that are known later.
+
+    All ranks of `comm` call it with the same tokens, each with its own rows of the weight. The gradients are what
+    `ascend_grad.linear_cross_entropy_backward` computes from the whole weight. The logits are computed again.
+
+    Parameters
+    ----------
+    input, weight_shard, target, comm, vocab_start_index, vocab_size
+        As in `linear_cross_entropy`.
+    lse : array_like, shape (BT,)
+        The output of `linear_cross_entropy` with this name, of any of the four dtypes; the same on every rank.
+    entropy : array_like, shape (BT,), optional
+        The output with this name. It is required if `grad_entropy` is given.
+    reduction, ignore_index
+        As in `linear_cross_entropy`.
+    grad_loss, grad_lse, grad_log_prob, grad_entropy
+        Upstream gradients of the loss and of outputs, as in `ascend_grad.linear_cross_entropy_backward`; the same on
+        every rank. None stands for 0.
+    reduce_input_grad, deterministic
+        As in `linear_cross_entropy`.
+    output_mask, workspace_bytes, filter_eps
+        As in `linear_cross_entropy`.
+    token_weight, class_weight, target_prob, label_smoothing, lse_square_scale, temperature, denominator
+        As in `linear_cross_entropy`. With `target_prob` there is no `grad_log_prob`.
+    bias, logit_scale, softcap
+        As in `linear_cross_entropy`.
+    backend, num_threads
+        As in `linear_cross_entropy`.
+
+    Returns
+    -------
+    input_grad : ndarray, shape (BT, H), or None
+        The gradient with respect to `input`, in its dtype. `reduce_input_grad` changes rows and dtype as said there.
+    weight_grad : ndarray, shape (V of this rank, H), or None
+        The gradient with respect to `weight_shard`, in its dtype.
+    bias_grad : ndarray, shape (V of this rank,), or None
+        The gradient with respect to this rank's `bias`, in its dtype.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `input`, `weight_shard`, `target` or `lse` is None, or `entropy` is None and `grad_entropy` is given.
+    ParamInvalidError
+        161002: all upstream gradients are None, or as in `linear_cross_entropy`.
+    BackendUnavailableError, RankError
+        As in `linear_cross_entropy`.
+
+    Notes
+    -----
+    One call makes the collective operations of `linear_cross_entropy`, except those of the statistics. Arrays on a
+    device are as in `linear_cross_entropy`.
+
+    The gradient at a target whose probability is 1 up to a rounding error is 0, where `linear_cross_entropy` keeps its
+    digits.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ascend_grad import parallel
+    >>> x, w, target = np.eye(2), np.zeros((4, 2)), np.array([0, 3])
+    >>> result = parallel.linear_cross_entropy(x, w, target, comm=None, return_grad=False, outputs=("lse",))
+    >>> gradients = parallel.linear_cross_entropy_backward(x, w, target, comm=None, lse=result.lse, grad_loss=1.0)
+    >>> gradients.weight_grad.T
+    array([[-0.375,  0.125,  0.125,  0.125],
+           [ 0.125,  0.125,  0.125, -0.375]])
+    """
+    return _solved(VOCABULARY_PARALLEL_BACKWARD, locals())
+
+
+def _solved(operator: Operator, arguments: dict[str, Any]) -> Any:
+    """Return the results of a call, from the arguments of the public function by name."""
+    name = operator.name
+    ranks = collectives(arguments["comm"], "comm", name)
+    attempt = Attempt(name)
 
     def prepare() -> tuple[Shard, dict[str, Any]]:
-        share = _checked_share(reduce_input_grad)
-        shard = make_shard(checked(VOCABULARY_PARALLEL, values), ranks, vocab_start_index, vocab_size, share, execution)
+        share = _checked_share(arguments["reduce_input_grad"], name)
+        call = checked(operator, [arguments[each] for each in operator.parameters])
+        execution = {each: arguments[each] for each in ("backend", "num_threads")}
+        shard = make_shard(call, ranks, arguments["vocab_start_index"], arguments["vocab_size"], share, execution)
         facts = shard.facts()
         facts["same"]["reduce_input_grad"] = share
         return shard, facts
@@ -209,13 +308,13 @@ def linear_cross_entropy(
     assert prepared is not None  # otherwise tell() has raised
     shard, _ = prepared
     shard.place(cards)
-    return shard.convert_results(shard.solve(attempt, shard.count), attempt, ranks)
+    return shard.in_library(shard.solve(attempt, shard.count), attempt, ranks)
 
 
-def _checked_share(value: object) -> Share:
+def _checked_share(value: object, operator: str) -> Share:
     expected = "True, False or 'scatter'"
     if isinstance(value, str):
         if value != "scatter":
-            raise ParamInvalidError(f"reduce_input_grad: expected {expected}, got {shown(value)}", operator=_NAME)
+            raise ParamInvalidError(f"reduce_input_grad: expected {expected}, got {shown(value)}", operator=operator)
         return "scatter"
-    return truth_value(value, "reduce_input_grad", _NAME, expected)
+    return truth_value(value, "reduce_input_grad", operator, expected)

@@ -254,8 +254,8 @@ def linear_cross_entropy(
         has its rows of `linear_weight`; all have the same `input` and `target`, and get the same loss and gradient of
         `input`. All processes call this function, and backward, together. Each process has its classes' elements of
         `linear_bias` and `weight`; the other options are the same in all processes. Tensors are on the CPU in all
-        processes, or on Ascend NPUs in all of them, which compute without options. A group of hccl alone accepts only
-        tensors on torch's current device.
+        processes, or on Ascend NPUs in all of them. A group of hccl alone accepts only tensors on torch's current
+        device.
     vocab_start_index, vocab_size : int, optional
         Only with a group: the class of the first row of `linear_weight`, and the number of all classes.
 

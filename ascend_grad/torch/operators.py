@@ -346,21 +346,23 @@ def options_of(problem: Loss) -> dict[str, Any]:
     }
 
 
-def _shard_of(number: int) -> VocabularyShard:
+def _function(function: Callable, number: int | None) -> Callable:
+    """Return a function of the library, or the same over the processes of the shard with this number."""
+    if number is None:
+        return function
     shard = SHARDS.get(number)
     if shard is None:
         expected = "the number of a part of a vocabulary whose loss is in use"
         message = f"shard: expected {expected}, which a graph cannot keep, got {number}"
         raise ParamInvalidError(message, operator=LINEAR)
-    return shard
+    return shard.function(function.__name__)
 
 
 def _linear_cross_entropy(*arguments: Any) -> tuple[torch.Tensor, ...]:
     problem = with_numbers(Loss(*arguments))
-    if problem.shard is not None:
-        return _shard_of(problem.shard).linear_cross_entropy(problem)
+    function = _function(ag.linear_cross_entropy, problem.shard)
     grad_loss = upstream(problem.grad_loss, problem.reduction)
-    return loss_of(ag.linear_cross_entropy, problem, grad_loss, outputs=tuple(problem.outputs), **options_of(problem))
+    return loss_of(function, problem, grad_loss, outputs=tuple(problem.outputs), **options_of(problem))
 
 
 def _linear_cross_entropy_fake(*arguments):
@@ -392,9 +394,7 @@ class OutputGradients(NamedTuple):
 def _linear_cross_entropy_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
     given = OutputGradients(*arguments[: len(OutputGradients._fields)])
     problem = with_numbers(Loss(*arguments[len(given) :]))
-    if problem.shard is not None:
-        return _shard_of(problem.shard).linear_cross_entropy(problem, given)[1:4]
-    found = ag.linear_cross_entropy_backward(
+    found = _function(ag.linear_cross_entropy_backward, problem.shard)(
         detached(problem.input),
         detached(problem.weight),
         detached(problem.target),

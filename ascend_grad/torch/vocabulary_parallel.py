@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.autograd import Function
@@ -18,7 +17,6 @@ from ..errors import AscendGradError, BackendUnavailableError, rename
 from ..parallel.agreement import Attempt
 from ..parallel.engines import collectives
 from . import operators
-from .tensors import optional
 
 _T = TypeVar("_T")
 
@@ -68,28 +66,16 @@ class VocabularyShard:
         operators.SHARDS[number] = self
         return operators.apply(function, *problem._replace(shard=number))
 
-    def linear_cross_entropy(
-        self, problem: operators.Loss, of_outputs: operators.OutputGradients | None = None
-    ) -> tuple[torch.Tensor, ...]:
-        """Compute a loss over all shards, as the operator of `operators.Loss` does.
+    def function(self, name: str) -> Callable:
+        """Return the function of `parallel` with this name for this shard. Errors name the arguments for tensors."""
 
-        With `of_outputs`, the gradients of the loss and its outputs are added. Statistics are computed again.
-        """
-        problem = operators.with_numbers(problem)
-        options = operators.options_of(problem)
-        upstream = operators.upstream(problem.grad_loss, problem.reduction)
-        if of_outputs is not None:
-            upstream = 0.0 if upstream is None else upstream
-            for name in ("grad_lse", "grad_log_prob", "grad_entropy"):
-                options[name] = optional(getattr(of_outputs, name))
-        function = partial(
-            parallel.linear_cross_entropy,
-            comm=collectives(self.group, "group", _NAME),
-            vocab_start_index=self.vocab_start_index,
-            vocab_size=self.vocab_size,
-        )
-        try:
-            return operators.loss_of(function, problem, upstream, outputs=tuple(problem.outputs), **options)
-        except AscendGradError as error:
-            rename(error, _NAME, _ARGUMENTS)
-            raise
+        def over_group(*arguments: Any, **options: Any) -> Any:
+            shard = {"vocab_start_index": self.vocab_start_index, "vocab_size": self.vocab_size}
+            comm = collectives(self.group, "group", _NAME)
+            try:
+                return getattr(parallel, name)(*arguments, comm=comm, **shard, **options)
+            except AscendGradError as error:
+                rename(error, _NAME, _ARGUMENTS)
+                raise
+
+        return over_group

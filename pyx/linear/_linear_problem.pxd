@@ -38,6 +38,7 @@ ctypedef struct Problem:
     ag_matrix input, weight
     Rows rows
     # Gradients. P is made of `softmax` if its data is not NULL, otherwise of the logits and the statistics in `rows`.
+    # If is_general, `softmax` holds logits.
     bint with_input_grad, with_weight_grad
     ag_matrix softmax                 # (BT, V)
     ag_matrix input_grad, weight_grad
@@ -57,6 +58,9 @@ ctypedef struct Problem:
     const double *bias                # (V,) or NULL; the schedule places `transform.bias`
     void *top_values                  # accumulators (BT, top_k), contiguous: log-probabilities
     int64_t *top_indices              # (BT, top_k), contiguous
+    # Sums of exponentials without the largest (BT,); NULL: not requested. With them, top_values are logits, not yet divided
+    # by the temperature.
+    double *top_rest
     # The loss; all NULL or 0 without one. Vectors over all rows, which sweeps and finish_row write.
     double *rest                      # (BT,): see ag_statistics
     void *complement                  # accumulators (BT,): see ag_gradient_rule

@@ -56,6 +56,17 @@ def statistics_bound(input: np.ndarray, weight: np.ndarray, logits: np.ndarray |
 def top_k(call: Call, log_prob: np.ndarray, index: np.ndarray, num_threads: int) -> None: ...
 def top_k_bound(call: Call) -> int: ...
 def loss_and_gradients(call: Call, results: list[np.ndarray | None], num_threads: int) -> None: ...
+def part_top_k(
+    input: np.ndarray,
+    weight: np.ndarray,
+    k: int,
+    options: dict[str, Any],
+    log_prob: np.ndarray,
+    index: np.ndarray,
+    rest: np.ndarray,
+    workspace_bytes: int,
+    num_threads: int,
+) -> None: ...
 def part_statistics(
     input: np.ndarray,
     weight: np.ndarray,
@@ -74,6 +85,7 @@ def part_gradients(
     target_logits: np.ndarray,
     target_weights: np.ndarray,
     results: dict[str, np.ndarray | None],
+    logits: np.ndarray | None,
     workspace_bytes: int,
     num_threads: int,
 ) -> None: ...

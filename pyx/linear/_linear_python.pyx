@@ -223,15 +223,22 @@ def statistics_bound(cnp.ndarray input, cnp.ndarray weight, cnp.ndarray logits):
 
 # ---- largest logits --------------------------------------------------------------------------------------------------
 
-cdef Problem top_k_problem(Call call, list held, bint with_values):
-    """Describe the problem of a validated call without its results; `set_options` describes the last two arguments."""
-    cdef Problem p = problem_of(option(call, "input"), option(call, "weight"))
-    p.with_statistics, p.top_k = True, call.sizes[K]
-    p.temperatures = vector_of(call, "temperature", held, with_values)
-    p.temperature, p.bias = one_number(call, "temperature"), vector_of(call, "bias", held, with_values)
-    set_transform(&p, call)
+cdef Problem top_k_problem(
+    cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, object source, list held, bint with_values
+):
+    """Describe the problem without its results; `set_options` describes the last three arguments."""
+    cdef Problem p = problem_of(input, weight)
+    p.with_statistics, p.top_k = True, k
+    p.temperatures = vector_of(source, "temperature", held, with_values)
+    p.temperature, p.bias = one_number(source, "temperature"), vector_of(source, "bias", held, with_values)
+    set_transform(&p, source)
     describe_top_k(&p)
     return p
+
+
+cdef Problem top_k_of(Call call, list held, bint with_values):
+    """Describe the problem of a validated call."""
+    return top_k_problem(option(call, "input"), option(call, "weight"), call.sizes[K], call, held, with_values)
 
 
 cdef int set_transform(Problem *p, object source) except -1:
@@ -247,15 +254,32 @@ cdef Py_ssize_t workspace_of(Call call) except -1:
 def top_k(Call call, cnp.ndarray log_prob not None, cnp.ndarray index not None, int num_threads):
     """Compute the k largest log-probabilities of each row and their indices into new arrays (BT, k)."""
     cdef list held = []
-    cdef Problem p = top_k_problem(call, held, True)
+    cdef Problem p = top_k_of(call, held, True)
     cdef double last_check = 0
     p.top_values, p.top_indices = cnp.PyArray_DATA(log_prob), <int64_t *>cnp.PyArray_DATA(index)
     compute(&p, workspace_of(call), num_threads, &last_check)
 
 
+def part_top_k(
+    cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, dict options, cnp.ndarray logits not None,
+    cnp.ndarray index not None, cnp.ndarray rest not None, Py_ssize_t workspace_bytes, int num_threads
+):
+    """Compute the k largest logits of each row of a part of a vocabulary, not yet divided by the temperature.
+
+    `options` has the temperature, bias, scale and softcap by name. `logits` and `index` are new arrays (BT, k). `rest` (BT,)
+    of float64 receives the sum of exponentials of each row without the largest.
+    """
+    cdef list held = []
+    cdef Problem p = top_k_problem(input, weight, k, options, held, True)
+    cdef double last_check = 0
+    p.top_values, p.top_indices = cnp.PyArray_DATA(logits), <int64_t *>cnp.PyArray_DATA(index)
+    p.top_rest = <double *>cnp.PyArray_DATA(rest)
+    compute(&p, workspace_bytes, num_threads, &last_check)
+
+
 def top_k_bound(Call call):
     """Return the most bytes that `top_k` allocates."""
-    cdef Problem p = top_k_problem(call, [], False)
+    cdef Problem p = top_k_of(call, [], False)
     cdef Schedule schedule
     prepare(&schedule, &p, workspace_of(call))
     return workspace_bound(&schedule)
@@ -394,8 +418,8 @@ def part_statistics(
 
 def part_gradients(
     cnp.ndarray input, cnp.ndarray weight, cnp.ndarray target, dict options, cnp.ndarray numbers not None,
-    cnp.ndarray target_logits not None, cnp.ndarray target_weights not None, dict results, Py_ssize_t workspace_bytes,
-    int num_threads
+    cnp.ndarray target_logits not None, cnp.ndarray target_weights not None, dict results, cnp.ndarray logits,
+    Py_ssize_t workspace_bytes, int num_threads
 ):
     """Compute the gradients of a part of a vocabulary from the statistics of the whole, into new arrays.
 
@@ -410,6 +434,8 @@ def part_gradients(
         The targets' probabilities times class weights, 0 for an ignored target.
     results : dict of (ndarray or None)
         ``input_grad``, ``weight_grad`` and ``bias_grad``. None: not requested.
+    logits : ndarray, shape (BT, V), or None
+        As `part_statistics` returns them. None: they are computed again.
     """
     cdef list held = []
     cdef tuple gradients = (results["input_grad"], results["weight_grad"], results["bias_grad"])
@@ -421,6 +447,7 @@ def part_gradients(
     x.whole.target_weights = <const double *>cnp.PyArray_DATA(target_weights)
     x.whole.vocab, x.whole.class_sum = options["vocab"], options["class_sum"]
     x.whole.denominators = options["denominators"]
+    x.p.softmax = matrix(logits)
     _vectors = solve_loss(&x, workspace_bytes, num_threads)
     write_bias_grad(&x, results["bias_grad"])
 
@@ -551,7 +578,7 @@ def chosen_for_statistics(cnp.ndarray input, cnp.ndarray weight, int num_threads
 
 def chosen_for_top_k(Call call, int num_threads):
     """Return the plan and the number of threads of `top_k`."""
-    cdef Problem p = top_k_problem(call, [], False)
+    cdef Problem p = top_k_of(call, [], False)
     cdef Schedule schedule
     prepare(&schedule, &p, workspace_of(call))
     return chosen_by(&schedule, num_threads)

@@ -121,7 +121,7 @@ cdef void number_missing(int64_t *indices, Py_ssize_t known, Py_ssize_t k) noexc
 
 
 cdef void finish_row(const Run *run, Py_ssize_t row) noexcept nogil:
-    """Turn the logits of a row's list into log-probabilities.
+    """Turn the logits of a row's list into log-probabilities, unless the caller requests logits and the sum.
 
     They are NaN if a logit of the row is NaN or infinite, or if all are -inf. The indices are 0 to k - 1 then.
     """
@@ -131,7 +131,9 @@ cdef void finish_row(const Run *run, Py_ssize_t row) noexcept nogil:
     cdef int64_t *indices = run.p.top_indices + row * k
     cdef double largest = number(values, 0, is_double), log_sum = log1p(ag_sum_total(run.sums[row]))
     cdef double temperature = temperature_of(run.p, row)
-    if log_sum != log_sum or largest == -INFINITY:
+    if run.p.top_rest != NULL:
+        run.p.top_rest[row] = ag_sum_total(run.sums[row])
+    elif log_sum != log_sum or largest == -INFINITY:
         for i in range(k):
             set_number(values, i, is_double, NAN)
             indices[i] = i
@@ -139,7 +141,8 @@ cdef void finish_row(const Run *run, Py_ssize_t row) noexcept nogil:
     for i in range(k):
         if indices[i] >= 0:
             known += 1
-        set_number(values, i, is_double, (number(values, i, is_double) - largest) / temperature - log_sum)
+        if run.p.top_rest == NULL:
+            set_number(values, i, is_double, (number(values, i, is_double) - largest) / temperature - log_sum)
     number_missing(indices, known, k)
 
 

@@ -7,7 +7,17 @@ import gc
 import linear_oracles
 import numpy as np
 import pytest
-from parallel_samples import even_cuts, of_tokens, of_vocabulary, tokens_rank, vocabulary_rank, whole
+from parallel_samples import (
+    even_cuts,
+    of_tokens,
+    of_vocabulary,
+    part_with_options,
+    tokens_rank,
+    vocabulary_rank,
+    whole,
+    whole_of_grid,
+    whole_with_options,
+)
 from samples import assert_identical
 from thread_ranks import on_grid, on_ranks, returned
 
@@ -171,14 +181,147 @@ def test_another_dtype_than_the_device_has(work):
 
 
 @pytest.mark.parametrize("work", [vocabulary_rank, tokens_rank])
-@pytest.mark.parametrize("options", [{"label_smoothing": 0.1}, {"outputs": ("lse",)}])
+@pytest.mark.parametrize("options", [{"label_smoothing": 0.1}, {"outputs": ("entropy",)}])
 def test_options_are_refused(work, options):
-    """Losses with options over ranks are computed on the host alone."""
+    """The options that a device lacks are an error over ranks."""
     problem = whole((9, 20, 4), "bfloat16")
     cuts = [0, 11, 20] if work is vocabulary_rank else [0, 4, 9]
     for error in on_ranks(2, lambda comm: work(problem, cuts, comm, put=asarray, **options)):
         assert type(error) is ag.ParamInvalidError
         assert f"{next(iter(options))}: over ranks, losses of arrays on a device have no options" in str(error)
+
+
+#: Options that a device has over ranks. The names in values stand for arrays.
+DEVICE_OPTIONS = {
+    "weights": {"token_weight": "tokens", "class_weight": "classes"},
+    "denominator": {"denominator": 7.5, "token_weight": "tokens"},
+    "outputs": {"outputs": ("log_prob", "lse")},
+    "gradients of outputs": {"grad_lse": "tokens", "grad_log_prob": "others", "outputs": ("lse",)},
+    "all": {"token_weight": "tokens", "class_weight": "classes", "grad_lse": "others", "grad_log_prob": "tokens"},
+}
+
+
+def option_call(option, dtype, reduction):
+    """Return a call on the host, whose options are arrays of float32."""
+    problem = whole((25, 40, 9), dtype, reduction=reduction)
+    random = np.random.default_rng(0)
+    arrays = {
+        "tokens": random.integers(0, 3, 25).astype(np.float32) / 2,
+        "others": random.standard_normal(25).astype(np.float32),
+        "classes": random.random(40).astype(np.float32),
+    }
+    options = {name: arrays[a] if isinstance(a, str) else a for name, a in DEVICE_OPTIONS[option].items()}
+    a = {name: problem.arguments[name] for name in ("input", "weight", "target", "ignore_index", "reduction")}
+    return a | options
+
+
+def on_device(keywords):
+    return {name: asarray(each) if isinstance(each, np.ndarray) else each for name, each in keywords.items()}
+
+
+def assert_near(results, right, dtype):
+    """Check results of ranks on devices, of which each has rounded its part of a gradient."""
+    for each in results:
+        for name in right._fields:
+            value, expected = getattr(each, name), getattr(right, name)
+            if expected is None:
+                continue
+            step = 2.0 ** (-8 if dtype == "bfloat16" else -11) if name.endswith("grad") else 1e-3
+            scale = np.abs(expected).max(initial=0)
+            np.testing.assert_allclose(
+                value.astype(float), expected, rtol=4 * step, atol=4 * step * scale, err_msg=name
+            )
+
+
+def right_values(a):
+    """Return the results of a call in float64, with the gradients of outputs added."""
+    wide = a | {name: a[name].astype(np.float64) for name in ("input", "weight")}
+    upstream = {name: wide.pop(name) for name in ("grad_lse", "grad_log_prob") if name in wide}
+    right = ag.linear_cross_entropy(**wide, backend="cpu")
+    if upstream:
+        lse = ag.linear_cross_entropy(**wide | {"outputs": ("lse",)}, backend="cpu").lse
+        del wide["reduction"]
+        wide.pop("outputs", None)
+        added = ag.linear_cross_entropy_backward(**wide, lse=lse, **upstream, backend="cpu")
+        right = right._replace(
+            input_grad=right.input_grad + added.input_grad, weight_grad=right.weight_grad + added.weight_grad
+        )
+    return right
+
+
+@pytest.mark.parametrize("option", DEVICE_OPTIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("place", ["device", "host"])
+def test_options(option, dtype, place):
+    """Options that a device has are computed there over ranks, on arrays of the device or of the host."""
+    for reduction in REDUCTIONS:
+        a = option_call(option, dtype, reduction)
+        cuts = [0, 17, 17, 40]
+
+        def work(comm, a=a, cuts=cuts):
+            given, keywords = part_with_options(a, slice(cuts[comm.rank], cuts[comm.rank + 1]))
+            if place == "host":
+                return parallel.linear_cross_entropy(*given, comm=comm, backend="npu", **keywords)
+            result = parallel.linear_cross_entropy(*map(asarray, given), comm=comm, **on_device(keywords))
+            return result._replace(**{name: getattr(result, name).numpy() for name in result._fields})
+
+        results = whole_with_options(returned(on_ranks(3, work)))
+        assert all(each._fields[3:] == a.get("outputs", ()) for each in results)
+        assert_near(results, right_values(a), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_options_on_a_grid(dtype):
+    a = option_call("weights", dtype, "mean")
+
+    def work(vocab_comm, comm):
+        entries, tokens = (
+            slice(20 * vocab_comm.rank, 20 * vocab_comm.rank + 20),
+            slice(13 * comm.rank, 13 * comm.rank + 13),
+        )
+        given, keywords = part_with_options(a, entries, tokens)
+        result = parallel.data_parallel_linear_cross_entropy(
+            *map(asarray, given), comm=comm, vocab_comm=vocab_comm, **on_device(keywords)
+        )
+        return result._replace(**{name: getattr(result, name).numpy() for name in result._fields})
+
+    results = on_grid(2, 2, work)
+    returned(list(results.values()))
+    assert_near(whole_of_grid(results, "mean"), right_values(a), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_from_statistics(device, dtype):
+    a = option_call("all", dtype, "sum")
+    wide = a | {name: a[name].astype(np.float64) for name in ("input", "weight")}
+    for name in ("grad_lse", "grad_log_prob"):
+        wide.pop(name)
+    lse = ag.linear_cross_entropy(**wide, backend="cpu", return_grad=False, outputs=("lse",)).lse
+    a |= {"lse": lse.astype(np.float32), "grad_loss": 0.5}
+    right = ag.linear_cross_entropy_backward(
+        **a | {name: wide[name] for name in ("input", "weight")}, backend="cpu"
+    )  # fmt: skip
+
+    def work(comm):
+        given, keywords = part_with_options(a, slice(20 * comm.rank, 20 * comm.rank + 20))
+        return parallel.linear_cross_entropy_backward(*map(asarray, given), comm=comm, **on_device(keywords))
+
+    results = returned(on_ranks(2, work))
+    weight_grad = np.concatenate([each.weight_grad.numpy() for each in results])
+    for each in results:
+        assert_near([each._replace(input_grad=each.input_grad.numpy(), weight_grad=weight_grad)], right, dtype)
+
+
+def test_the_largest_log_probabilities_are_refused():
+    a = whole((9, 20, 4), "float16").arguments
+    for error in on_ranks(
+        2,
+        lambda comm: parallel.linear_top_k(
+            asarray(a["input"]), asarray(a["weight"][comm.rank * 10 :][:10]), 2, comm=comm
+        ),
+    ):
+        assert type(error) in (ag.UnsupportedDeviceError, parallel.RankError)
+        assert "the operator has not been brought to the device" in str(error)
 
 
 @pytest.mark.parametrize("function", [parallel.linear_cross_entropy, parallel.data_parallel_linear_cross_entropy])

@@ -16,7 +16,7 @@ from thread_ranks import LeftWaitingError, ThreadRank, on_grid, on_ranks
 
 import ascend_grad as ag
 from ascend_grad import parallel
-from ascend_grad.parallel import plan, row_chunk, sums
+from ascend_grad.parallel import part_backend, plan, row_chunk, sums
 from ascend_grad.parallel import shard as shard_module
 
 PROBLEM = whole((9, 20, 4), "float32")
@@ -168,12 +168,7 @@ class OneRank:
 
 ERRORS = (MemoryError("no room"), KeyboardInterrupt(), ValueError("ü" * 5000))
 #: The computations of a rank, and a problem that makes each: logits of 16 bits are not cached.
-STEPS = {
-    "part_statistics": PROBLEM,
-    "probabilities": PROBLEM,
-    "fused_linear_cross_entropy_loss_grad": PROBLEM,
-    "part_gradients": whole((9, 20, 4), "float16"),
-}
+STEPS = {"part_statistics": PROBLEM, "part_gradients": whole((9, 20, 4), "float16")}
 
 
 @pytest.fixture
@@ -181,7 +176,7 @@ def failing(monkeypatch):
     """Return a function that makes a step raise an error in the step's n-th call with two threads."""
 
     def patch(name, error, times=1):
-        module = row_chunk.ops if name.startswith("fused") else row_chunk._linear_python
+        module = part_backend._linear_python
         original = getattr(module, name)
         calls = [0]
 
@@ -236,7 +231,7 @@ def test_an_error_between_steps(monkeypatch, call, deterministic):
 def test_an_error_in_a_row_chunk(failing, monkeypatch, chunk):
     """An error in any row chunk raises on every rank, since the failed rank still takes part in the later sums."""
     monkeypatch.setattr(plan, "CHUNK_ROWS", 3)
-    failing("fused_linear_cross_entropy_loss_grad", MemoryError(), chunk)
+    failing("part_gradients", MemoryError(), chunk)
     results = vocabulary(1, num_threads=2)
     assert [type(each) for each in results] == [parallel.RankError, MemoryError, parallel.RankError]
 

@@ -13,7 +13,7 @@ import pytest
 import tensor_ranks
 import torch
 import torch_npu_real
-from hccl_ranks import BACKENDS, LARGE, REDUCTIONS, array_cases
+from hccl_ranks import BACKENDS, LARGE, REDUCTIONS, array_cases, option_values
 from parallel_samples import of_tokens, of_vocabulary, tokens_rank
 from samples import assert_identical
 from stand_in import build
@@ -21,6 +21,7 @@ from torch_npu_stand_in import IS_POSSIBLE
 from torch_oracles import assert_close, linear_cross_entropy, value_and_gradients
 
 import ascend_grad as ag
+import ascend_grad.torch as agt
 from ascend_grad import parallel
 from ascend_grad.parallel import device_sums
 
@@ -196,6 +197,23 @@ def test_losses_alone(tensors):
         assert found[2].dtype == torch.float32
         for loss, expected in zip(found, (right, row, lower), strict=True):
             assert_close(loss, expected, torch.bfloat16)
+
+
+def test_options(tensors):
+    """The device computes options over ranks, and gradients of outputs."""
+    dtype = torch.bfloat16
+    x, w, target, _ = tensor_ranks.problem(dtype, "mean")
+    classes, tokens, of_lse, of_log_prob = (each.double() for each in option_values())
+    x, w = (each.double().requires_grad_() for each in (x, w))
+    right = agt.linear_cross_entropy(x, w, target, weight=classes, token_weight=tokens, outputs=("log_prob", "lse"))
+    total = right.loss + (right.lse * of_lse).sum() + (right.log_prob * of_log_prob).sum()
+    input_grad, weight_grad = torch.autograd.grad(total, (x, w))
+    results = results_of(tensors, "options")
+    for loss, lse, log_prob, grad, _ in results:
+        for value, expected in ((loss, right.loss), (lse, right.lse), (log_prob, right.log_prob)):
+            assert_close(value, expected.detach(), dtype)
+        assert_close(grad, input_grad, dtype, steps=8)  # each device has rounded its part
+    assert_close(torch.cat([each[4] for each in results]), weight_grad, dtype, steps=8)
 
 
 def test_what_the_device_lacks(tensors):

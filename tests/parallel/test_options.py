@@ -17,7 +17,17 @@ from thread_ranks import Group, on_grid, on_ranks
 
 import ascend_grad as ag
 from ascend_grad import parallel
-from ascend_grad.parallel import agreement, data_parallel, option_shard, part_backend, row_statistics, shard, sums
+from ascend_grad.parallel import (
+    agreement,
+    data_parallel,
+    part_backend,
+    plan,
+    row_chunk,
+    row_losses,
+    row_statistics,
+    shard,
+    sums,
+)
 
 SHAPE, CUTS, ROWS = Shape(41, 50, 20), [0, 17, 17, 45, 50], [0, 11, 11, 41]
 SHARES = (True, False, "scatter")
@@ -78,6 +88,26 @@ def test_edges(option, shape):
     for cuts in ([0, shape.V], [0, 0, 1, shape.V], [0, shape.V, shape.V]):
         for each in whole_with_options(with_options(a, cuts)):
             check(each, a, "float64")
+
+
+@pytest.mark.parametrize("option", GIVEN)
+@pytest.mark.parametrize("workspace", [100, 4000, 10**6])
+def test_row_chunks_and_vocabulary_blocks(monkeypatch, option, workspace, dtype):
+    monkeypatch.setattr(shard, "default_workspace_bytes", lambda *_: workspace)
+    monkeypatch.setattr(plan, "CHUNK_ROWS", 10)
+    monkeypatch.setattr(plan, "MIN_FEATURES_TO_CACHE_16_BITS", 0)
+    a = arguments(option, dtype, "none")
+    for backend in ("cpu", "reference") if dtype == "float64" else ("cpu",):
+        for each in whole_with_options(with_options(a, CUTS, backend=backend)):
+            check(each, a, dtype)
+
+
+def test_operations_of_row_chunks(monkeypatch):
+    """The input gradient of a row chunk is communicated before the statistics of the next chunk are computed."""
+    monkeypatch.setattr(plan, "CHUNK_ROWS", 20)
+    of_chunk = [("max", (21,)), ("sum", (21, 5)), ("sum", (21 * 20,))]
+    last = [("max", (20,)), ("sum", (20, 5)), ("sum", (20 * 20 + 1,))]
+    assert operations("smoothing") == of_chunk + last
 
 
 @st.composite
@@ -329,7 +359,7 @@ def test_operations():
     """Calls make the documented collective operations, with the documented sizes."""
     total = ("sum", (41 * 20 + 1,))
     assert operations("smoothing") == [("max", (41,)), ("sum", (41, 5)), total]
-    assert operations("several targets") == [("max", (41,)), ("sum", (41, 10)), total]
+    assert operations("several targets") == [("sum", (41, 3)), ("max", (41,)), ("sum", (41, 7)), total]
     assert operations("outputs", return_grad=False) == [("max", (41,)), ("max", (41,)), ("sum", (41, 5)), ("sum", (1,))]
     assert operations("bias", deterministic=True)[:2] == [("max", (41,)), ("allgather", (41, 5))]
 
@@ -361,7 +391,7 @@ def failing(monkeypatch):
     """Return a function that makes a step raise an error in the thread of one rank."""
 
     def patch(step, rank, error):
-        module = part_backend._linear_python if step.startswith("part_") else option_shard
+        module = part_backend._linear_python if step.startswith("part_") else row_chunk
         original = getattr(module, step)
 
         def stepped(*args):
@@ -448,7 +478,7 @@ def test_no_memory_for_any_array(monkeypatch, function, deterministic):
 
     for n in range(1, 1000):
         numpy = Allocating(n)
-        for module in (data_parallel, option_shard, row_statistics, shard, sums):
+        for module in (data_parallel, row_chunk, row_losses, row_statistics, shard, sums):
             monkeypatch.setattr(module, "np", numpy)
         results = list(on_grid(2, 2, on_a_grid).values()) if function == "grid" else on_ranks(2, work)
         if numpy.left > 0:  # there are fewer arrays
@@ -558,6 +588,20 @@ def test_a_device_computes_no_options():
     a = arguments("smoothing")
     with pytest.raises(ag.BackendUnavailableError, match="label_smoothing: over ranks, a loss with options is"):
         with_options(a, [0, 50], backend="npu")
+
+
+def test_results_are_in_the_order_of_the_outputs():
+    a = arguments("no option", reduction="none")
+    right = ag.linear_cross_entropy(**a, outputs=EVERY)
+    for names in itertools.permutations(("lse", "entropy", "predicted")):
+        for each in (
+            *with_options(a, CUTS, return_grad=False, outputs=names),
+            *whole_of_grid(on_grid_with_options(a, [0, 50], [0, 41], outputs=names), "none"),
+        ):
+            assert each._fields[3:] == names
+            loss, _, _, *others = each
+            for value, expected in zip((loss, *others), (right.loss, *(getattr(right, name) for name in names))):
+                np.testing.assert_allclose(value, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from engine_checks import PROGRAM, check_all, outcomes
+from samples import assert_identical
+from thread_ranks import on_ranks, returned
 
 import ascend_grad as ag
 from ascend_grad import parallel
@@ -43,6 +46,32 @@ def test_a_rank_that_is_killed(tmp_path):
     error = outcomes(tmp_path, 2)[0]["killed"]
     assert isinstance(error, RuntimeError)
     assert not isinstance(error, ag.AscendGradError)
+
+
+def test_tensors():
+    """Results of tensors are tensors, of the bits that arrays have."""
+    random = np.random.default_rng(0)
+    x, w, target = random.standard_normal((7, 4)), random.standard_normal((12, 4)), random.integers(0, 12, 7)
+    options = {"bias": random.standard_normal(12), "deterministic": True}
+    lse = ag.linear_cross_entropy(x, w, target, bias=options["bias"], return_grad=False, outputs=("lse",)).lse
+
+    def calls(comm, to):
+        own = slice(5 * comm.rank, 5 + 7 * comm.rank)
+        given = to(x), to(w[own])
+        more = options | {"bias": to(options["bias"][own])}
+        yield parallel.linear_cross_entropy(*given, to(target), comm=comm, outputs=("entropy", "correct"), **more)
+        yield parallel.linear_cross_entropy_backward(*given, to(target), comm=comm, lse=to(lse), grad_loss=1.0, **more)
+        yield parallel.linear_top_k(*given, 3, comm=comm, bias=more["bias"])
+
+    arrays, tensors = (
+        returned(on_ranks(2, lambda comm, to=to: list(calls(comm, to)))) for to in (np.asarray, torch.from_numpy)
+    )
+    for of_rank, right in zip(tensors, arrays):
+        for result, expected in zip(of_rank, right):
+            assert result._fields == expected._fields
+            for value, array in zip(result, expected):
+                assert isinstance(value, torch.Tensor)
+                assert_identical(value.numpy(), np.asarray(array))
 
 
 def test_a_group_of_others():

@@ -220,6 +220,27 @@ def losses(rank: int) -> list[torch.Tensor]:
     return [each.cpu() for each in found]
 
 
+def option_values() -> tuple[torch.Tensor, ...]:
+    """Return class weights, token weights, and upstream gradients of two outputs, in float32."""
+    generator = torch.Generator().manual_seed(1)
+    return tuple(torch.rand(count, generator=generator) for count in (tensor_ranks.C, *[tensor_ranks.N] * 3))
+
+
+def with_options(rank: int) -> list[torch.Tensor]:
+    """Return a loss with its outputs, and the gradients of all of them."""
+    x, w, target, _ = parts(rank, torch.bfloat16, "mean")
+    classes, tokens, of_lse, of_log_prob = (each.to(x.device) for each in option_values())
+    own = slice(*parallel.vocab_range(tensor_ranks.C, rank, 2))
+    x, w = x.requires_grad_(), w.requires_grad_()
+    found = agt.linear_cross_entropy(
+        x, w, target, weight=classes[own].clone(), token_weight=tokens, outputs=("log_prob", "lse"),
+        group=dist.group.WORLD,
+    )  # fmt: skip
+    total = found.loss + (found.lse * of_lse).sum() + (found.log_prob * of_log_prob).sum()
+    gradients = torch.autograd.grad(total, (x, w))
+    return [each.detach().cpu() for each in (found.loss, found.lse, found.log_prob, *gradients)]
+
+
 def refused(rank: int) -> None:
     x, w, target, _ = parts(rank, torch.float32, "mean")
     agt.linear_cross_entropy(x, w, target, group=dist.group.WORLD)
@@ -232,7 +253,11 @@ def tensors(rank: int) -> Outcomes:
         for reduction in REDUCTIONS
     }
     cases |= {("frozen", which): partial(frozen, rank, which) for which in (0, 1)}
-    cases |= {"losses": partial(losses, rank), "refused": partial(refused, rank)}
+    cases |= {
+        "losses": partial(losses, rank),
+        "options": partial(with_options, rank),
+        "refused": partial(refused, rank),
+    }
     return {name: tensor_ranks.outcome(case) for name, case in cases.items()}
 
 

@@ -22,7 +22,7 @@ from parallel_samples import even_cuts, tokens_rank, vocabulary_rank, whole
 from samples import DTYPES
 
 from ascend_grad import parallel
-from ascend_grad.parallel import plan, row_chunk
+from ascend_grad.parallel import part_backend, plan
 
 SHARES = (True, False, "scatter")
 
@@ -145,17 +145,17 @@ def failures(engine: Engine) -> dict[str, Callable[[], Any]]:
         return vocabulary_rank(problem, cuts, engine.comm, **(options if is_last else {}))
 
     def in_a_step(error: BaseException) -> Any:
-        original = row_chunk.ops.fused_linear_cross_entropy_loss_grad
+        original = part_backend._linear_python.part_gradients
 
         def operator(*_: Any, **__: Any) -> Any:
             raise error
 
         if is_last:
-            row_chunk.ops.fused_linear_cross_entropy_loss_grad = operator
+            part_backend._linear_python.part_gradients = operator
         try:
             return rank_of_vocabulary()
         finally:
-            row_chunk.ops.fused_linear_cross_entropy_loss_grad = original
+            part_backend._linear_python.part_gradients = original
 
     return {
         "bad argument": partial(rank_of_vocabulary, filter_eps=-1.0),
@@ -181,7 +181,7 @@ def killed(engine: Engine) -> Any:
     """Make calls in which the last rank dies."""
     problem = whole((9, 20, 4), "float32")
     if engine.rank == engine.size - 1:
-        row_chunk.PartBackend.statistics = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        part_backend.HostBackend.statistics = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     return vocabulary_rank(problem, even_cuts(20, engine.size), engine.comm)
 
 

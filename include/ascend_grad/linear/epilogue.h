@@ -25,7 +25,7 @@ AG_INLINE void K(store_some)(acc_t *p, V v, ptrdiff_t n)
     }
 }
 
-/* Load a tile of the caller's probabilities. Elements beyond the last row and column are zero. */
+/* Load a tile of the caller's probabilities or logits. Elements beyond the last row and column are zero. */
 static void K(load_softmax)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t tile_index, acc_t *tile)
 {
     const ag_matrix *from = &b->gradient.softmax;

@@ -150,7 +150,7 @@ typedef struct {
 
 /* Parameters of the conversion of logits to P. */
 typedef struct {
-    ag_matrix softmax;     /* (BT, V) probabilities, for AG_FROM_SOFTMAX */
+    ag_matrix softmax;     /* (BT, V) probabilities, or logits if is_general, for AG_FROM_SOFTMAX */
     int round_to_bfloat16; /* whether P is rounded */
     double filter_eps;     /* a tile of P is skipped if all of its magnitudes are smaller; 0: no tile is skipped */
     const void *complement; /* acc_t (BT,), by row numbers: 1 - p of nearly certain targets, otherwise -1; NULL: not known */

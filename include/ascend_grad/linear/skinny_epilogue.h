@@ -21,13 +21,16 @@ AG_INLINE void K(round_row)(const ag_linear_block *b AG_UNUSED, acc_t *row AG_UN
 #endif
 }
 
-/* Turn a tile of logits into P. If the caller gave probabilities, make P of them instead. */
+/* Turn a tile of logits into P. If the caller gave probabilities, or logits for a general P, make P of them instead. */
 static void K(tile_to_gradient)(const ag_linear_block *b, void *tile)
 {
     const ag_rows softmax = {b->gradient.softmax, b->chunk.row_numbers, 0, b->chunk.rows};
     char buffer[4096];
     for (ptrdiff_t i = 0; i < b->chunk.rows; i++) {
         acc_t *row = (acc_t *)tile + i * b->tile_pitch;
+        if (b->gradient.softmax.data) {
+            memcpy(row, K(dense)(&softmax, i, b->vocab.start, b->vocab.size, buffer), (size_t)b->vocab.size * sizeof(acc_t));
+        }
         if (b->gradient.is_general) {
             K(general_gradient)(b, i, 0, b->vocab.size, row);
             K(round_row)(b, row, b->vocab.size);
@@ -35,9 +38,7 @@ static void K(tile_to_gradient)(const ag_linear_block *b, void *tile)
         }
         const int64_t target = b->chunk.target[i] - b->vocab.start;
         const V grad = V_(set1)(((const acc_t *)b->chunk.grad)[i]);
-        if (b->gradient.softmax.data) {
-            memcpy(row, K(dense)(&softmax, i, b->vocab.start, b->vocab.size, buffer), (size_t)b->vocab.size * sizeof(acc_t));
-        } else {
+        if (!b->gradient.softmax.data) {
             const V max = V_(set1)(((const acc_t *)b->chunk.max)[i]), sum = V_(set1)(((const acc_t *)b->chunk.sum)[i]);
             for (ptrdiff_t c = 0; c < b->vocab.size; c += VL) {
                 V_(store)(row + c, V_(exp)(V_(load)(row + c) - max) / sum);
@@ -153,15 +154,15 @@ static void K(columns_to_gradient)(const ag_linear_block *b, void *to)
     const ag_rows softmax = {b->gradient.softmax, b->chunk.row_numbers, 0, b->chunk.rows};
     char buffer[4096];
     acc_t *tile = (acc_t *)to;
-    if (b->gradient.is_general) {
-        K(columns_to_general_gradient)(b, tile);
-        return;
-    }
     if (b->gradient.softmax.data) {
         for (ptrdiff_t i = 0; i < b->chunk.rows; i++) {
             const acc_t *row = (const acc_t *)K(dense)(&softmax, i, 0, b->vocab.size, buffer);
             for (ptrdiff_t c = 0; c < b->vocab.size; c++) memcpy(tile + c * b->tile_pitch + i, row + c, sizeof(acc_t));
         }
+    }
+    if (b->gradient.is_general) {
+        K(columns_to_general_gradient)(b, tile);
+        return;
     }
     for (ptrdiff_t i = 0; i < b->chunk.rows && !b->gradient.softmax.data; i += VL) {
         const V max = K(load_some)((const acc_t *)b->chunk.max + i, b->chunk.rows - i);

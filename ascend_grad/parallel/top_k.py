@@ -1,0 +1,213 @@
+"""The largest log-probabilities of each row over a vocabulary that is split over ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .. import arrays
+from .._call import Call, checked
+from .._dispatch import requested
+from ..arguments import MAX_TOP_K, thread_count
+from ..errors import ParamInvalidError, UnsupportedDeviceError
+from ..operators.ranks import VOCABULARY_PARALLEL_TOP_K
+from ..operators.results import LinearTopK
+from .agreement import Attempt, check_agreement
+from .communicators import Collectives
+from .engines import collectives
+from .part_backend import HostBackend
+from .row_statistics import NUMBERS, RowStatistics, empty_part, write_summands
+from .shard import check_memory, checksum, index, placed
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Comm
+    from torch.distributed import ProcessGroup
+
+    from .communicators import Communicator
+
+_NAME = VOCABULARY_PARALLEL_TOP_K.name
+
+
+def linear_top_k(
+    input: ArrayLike,
+    weight_shard: ArrayLike,
+    k: int,
+    *,
+    comm: Communicator | Comm | ProcessGroup | None,
+    vocab_start_index: int | None = None,
+    vocab_size: int | None = None,
+    temperature: ArrayLike = 1.0,
+    bias: ArrayLike | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    workspace_bytes: int | None = None,
+    backend: str | None = None,
+    num_threads: int | None = None,
+) -> LinearTopK[NDArray]:
+    """Compute the k largest log-probabilities of a linear layer for each row, with the vocabulary split over ranks.
+
+    All ranks of `comm` call it with the same tokens, each with its own rows of the weight. The results are what
+    `ascend_grad.linear_top_k` computes from the whole weight, on every rank.
+
+    Parameters
+    ----------
+    input, weight_shard
+        As in `linear_cross_entropy`.
+    k : int
+        The number of log-probabilities of each row: 1 to 128, and at most the number of entries of the whole
+        vocabulary; the same on every rank.
+    comm, vocab_start_index, vocab_size
+        As in `linear_cross_entropy`.
+    temperature
+        As in `ascend_grad.linear_top_k`, the same on every rank.
+    bias : array_like, shape (V of this rank,), optional
+        As in `linear_cross_entropy`.
+    logit_scale, softcap
+        As in `ascend_grad.linear_top_k`, the same on every rank.
+    workspace_bytes, backend, num_threads
+        As in `ascend_grad.linear_top_k`.
+
+    Returns
+    -------
+    log_prob : ndarray, shape (BT, k)
+        The k largest log-probabilities of each row, from the largest down; float32, or float64 if `input` is float64.
+    index : ndarray of int64, shape (BT, k)
+        Their ids in the whole vocabulary. Of equal logits the one with the lower id comes first.
+
+    Raises
+    ------
+    ParamNullptrError
+        161001: `input` or `weight_shard` is None.
+    ParamInvalidError
+        161002: an argument is not as described or differs between ranks, or the shards have gaps or overlap.
+    UnsupportedDeviceError
+        361001: arrays are on an Ascend NPU, or it is requested, which does not have this operator.
+    RankError
+        Another rank raised an exception; the message names the rank.
+
+    Notes
+    -----
+    Results are arrays of the library that the arguments belong to. Every rank computes the same bits.
+
+    One call makes these collective operations: a gathering of 1024 bytes from each rank, a gathering of BT (2 k + 2)
+    numbers in float64 from each rank, and the sum of one number.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ascend_grad import parallel
+    >>> logits = np.log([[0.5, 0.125, 0.25, 0.125]])
+    >>> log_prob, index = parallel.linear_top_k(np.eye(1), logits.T, 3, comm=None)
+    >>> index
+    array([[0, 2, 1]])
+    >>> np.exp(log_prob).round(3)
+    array([[0.5  , 0.25 , 0.125]])
+    """
+    arguments = locals()
+    ranks = collectives(comm, "comm", _NAME)
+    attempt = Attempt(_NAME)
+
+    def prepare() -> tuple[_Part, dict[str, Any]]:
+        call = checked(VOCABULARY_PARALLEL_TOP_K, [arguments[name] for name in VOCABULARY_PARALLEL_TOP_K.parameters])
+        part = _Part(call, ranks, vocab_start_index, vocab_size, backend, num_threads)
+        return part, part.facts()
+
+    prepared = attempt.run(prepare)
+    cards = attempt.tell(ranks, None if prepared is None else prepared[1])
+    assert prepared is not None  # otherwise tell() has raised
+    part, _ = prepared
+    part.place(cards)
+    attempt.run(part.find_largest)
+    gathered = ranks.allgather(part.largest, part.gathered)
+    attempt.share(ranks)
+    found = attempt.run(lambda: part.merged(gathered))
+    attempt.raise_kept()
+    assert found is not None  # otherwise raise_kept() has raised
+    return found
+
+
+class _Part:
+    """This rank's part of a vocabulary, and the largest logits of its entries."""
+
+    def __init__(self, call: Call, ranks: Collectives, start: object, size: object, backend: Any, threads: Any):
+        self._call, self._ranks, self._a = call, ranks, call.arguments
+        check_memory(call, ranks)
+        self._backend = HostBackend(
+            requested(backend, call.operator)[0] == "reference",
+            self._a["workspace_bytes"] or 0,
+            thread_count(threads, _NAME),
+        )
+        if call.device is not None or requested(backend, call.operator)[0] not in ("auto", "cpu", "reference"):
+            raise UnsupportedDeviceError("the operator has not been brought to the device", operator=_NAME)
+        self._start_index, self._size = index(start, "vocab_start_index", _NAME), index(size, "vocab_size", _NAME)
+        self._options = {
+            name: arrays.wide(value) if isinstance(value, np.ndarray) else value for name, value in self._a.items()
+        }
+        rows, k = self._a["input"].shape[0], min(self._a["k"], MAX_TOP_K)
+        #: For each row the largest logit of this rank (NaN if the row has no log-softmax), the sum of the other
+        #: exponentials, and the k largest logits with their ids. Missing ones are -inf, with the id `vocab_size`.
+        self.largest = np.zeros((rows, 2 + 2 * k))
+        self.gathered = np.empty((ranks.size, *self.largest.shape))
+
+    def facts(self) -> dict[str, Any]:
+        """Return this rank's card for the others."""
+        input, temperature = self._a["input"], self._options["temperature"]
+        same = {
+            "operator": _NAME,
+            "shape of input": list(input.shape),
+            "dtype of input": arrays.native(input.dtype).name,
+            "vocab_size": self._size,
+            "bias": None if self._a["bias"] is None else "an array",
+            "temperature": f"checksum {checksum(temperature)}"
+            if isinstance(temperature, np.ndarray)
+            else repr(temperature),
+            **{name: repr(self._a[name]) for name in ("k", "logit_scale", "softcap")},
+        }
+        return {"same": same, "rows": len(self._a["weight_shard"]), "start": self._start_index}
+
+    def place(self, cards: list[dict[str, Any]]) -> None:
+        """Find this rank's part of the vocabulary, or raise the same error on every rank."""
+        check_agreement([card["same"] for card in cards], _NAME)
+        self._start, self._vocab_size = placed(cards, self._ranks.rank, self._size, _NAME)
+        k, most = self._a["k"], min(MAX_TOP_K, self._vocab_size)
+        if not most:
+            raise ParamInvalidError("weight_shard: expected at least one row over all ranks, got none", operator=_NAME)
+        if k > most:
+            raise ParamInvalidError(f"k: expected an int in [1, {most}], got {k}", operator=_NAME)
+
+    def find_largest(self) -> None:
+        """Compute the largest logits of this rank."""
+        k = self._a["k"]
+        numbers, values, ids = np.split(self.largest, [2, 2 + k], axis=1)
+        numbers[...], values[...], ids[...] = (-np.inf, 0), -np.inf, self._vocab_size
+        known = min(k, len(self._a["weight_shard"]))
+        if known and len(values):
+            found = self._backend.top_k(self._a["input"], self._a["weight_shard"], known, self._options)
+            values[:, :known], ids[:, :known], numbers[:, 1] = found[0], found[1] + float(self._start), found[2]
+            numbers[:, 0] = np.where(np.isnan(found[2]), np.nan, values[:, 0])
+
+    def merged(self, gathered: NDArray) -> LinearTopK[NDArray]:
+        """Return the results, from the largest logits of all ranks."""
+        k, rows = self._a["k"], len(self.largest)
+        temperature = np.broadcast_to(self._options["temperature"], rows)
+        maxima, rest = gathered[..., 0], gathered[..., 1]
+        values, ids = (np.concatenate(list(gathered[..., begin : begin + k]), axis=1) for begin in (2, 2 + k))
+        with np.errstate(all="ignore"):
+            largest = maxima.max(axis=0)
+            sums = np.zeros((rows, NUMBERS))
+            for of_rank, others in zip(maxima, rest):
+                part, summands = empty_part(rows, 0), np.zeros_like(sums)
+                part.numbers[0], part.numbers[1] = of_rank / temperature, others
+                write_summands(part, largest / temperature, 0.0, summands)
+                sums += summands
+            log_sum = RowStatistics(largest, sums, 0).log_sum
+            order = np.lexsort((ids, -values))[:, :k]
+            log_prob = (np.take_along_axis(values, order, axis=1) - largest[:, None]) / temperature[:, None]
+            log_prob -= log_sum[:, None]
+        found = np.take_along_axis(ids, order, axis=1).astype(np.int64)
+        unknown = np.isnan(log_sum)
+        log_prob[unknown], found[unknown] = np.nan, np.arange(k)
+        accumulator = arrays.accumulator_dtype(self._a["input"].dtype)
+        return LinearTopK(*self._call.in_library([log_prob.astype(accumulator), found]))
