@@ -14,6 +14,7 @@ from ..backends import reference
 from ..backends.ascend import limits
 from ..backends.ascend.array import DeviceArray
 from ..backends.ascend.backend import copy_to_device_of
+from ..operators import functions
 from ..operators.ranks import given_over_ranks
 from ..operators.table import FUSED_LINEAR_ONLINE_MAX_SUM
 from .row_losses import Problem, RowArrays, upstream_of_rows
