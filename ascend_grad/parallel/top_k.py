@@ -10,8 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 from .. import arrays
 from .._call import Call, checked
 from .._dispatch import requested
-from ..arguments import MAX_TOP_K, thread_count
+from ..arguments import thread_count
 from ..errors import ParamInvalidError, UnsupportedDeviceError
+from ..operators.options import MAX_TOP_K
 from ..operators.ranks import VOCABULARY_PARALLEL_TOP_K
 from ..operators.results import LinearTopK
 from .agreement import Attempt, check_agreement
