@@ -43,10 +43,12 @@ enum {
 /* Nanoseconds for which no larger team is tried after the system has refused threads. */
 static const double AG_REFUSAL_TIME = 1e9;
 
-/* omp_pause_resource_all is missing in libgomp before GCC 9, whose omp.h does not declare it either. The second function
- * exists in the runtime of LLVM and Intel alone. */
-extern int ag_omp_pause(int kind) __asm__("omp_pause_resource_all") __attribute__((weak));
+/* This function exists in the runtime of LLVM and Intel alone. */
 extern void ag_kmp_fork_call(void) __asm__("__kmpc_fork_call") __attribute__((weak));
+
+/* omp_pause_resource_all; NULL in libgomp before GCC 9. It is looked up at run time, as the loader would refuse this module
+ * if it was linked to the function and another library had already loaded an older libgomp. */
+static int (*ag_omp_pause)(int kind);
 
 static __thread int ag_pool;         /* threads in the pool of this thread, 0 if unknown; or AG_POOL_IS_LOST */
 static __thread int ag_child_pool;   /* what ag_pool becomes in the child of the current fork */
@@ -148,9 +150,19 @@ static size_t ag_stack_size_of(const char *text)
     return size <= ULLONG_MAX >> shift ? (size_t)(size << shift) : 0;
 }
 
+/* Return a function of OpenMP's library, or NULL. */
+static void *ag_find_in_openmp(const char *name)
+{
+    Dl_info found;
+    void *library = NULL;
+    if (dladdr((void *)omp_get_max_threads, &found)) library = dlopen(found.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    return library ? dlsym(library, name) : NULL;
+}
+
 /* Prepare for forks, and read what later calls need. Called once, at import. */
 static void ag_openmp_init(void)
 {
+    *(void **)&ag_omp_pause = ag_find_in_openmp("omp_pause_resource_all");
     ag_stack_size = ag_stack_size_of(getenv("OMP_STACKSIZE"));
     if (!ag_stack_size) ag_stack_size = ag_stack_size_of(getenv("GOMP_STACKSIZE"));
     for (int place = 0; place < omp_get_num_places(); place++) ag_place_cores += omp_get_place_num_procs(place);
