@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from zarr_files import assert_identical, chunk_files, load, save_zarr
 import ascend_grad as ag
 from ascend_grad.cli import score_job
 from ascend_grad.cli.main import main
+from ascend_grad.cli.zarr_results import Result
 
 pytestmark = [
     pytest.mark.usefixtures("here", "small_parts"),
@@ -144,17 +146,17 @@ COMMAND = ["score", *INPUTS, *outputs("log_prob", "top_k_index"), "--top-k", str
 
 @pytest.fixture
 def interrupted(monkeypatch):
-    """Interrupt a run while it computes the last of three parts, which has three rows."""
-    arrays, top_k = problem(), ag.linear_top_k
+    """Interrupt a run after the first part of one result and two parts of the other one, or the other way around."""
+    arrays, write, calls = problem(), Result._write, itertools.count(1)
 
-    @functools.wraps(top_k)
-    def interrupt(part, *arguments, **settings):
-        if len(part) == 3:
+    @functools.wraps(write)
+    def interrupt(*arguments, **settings):
+        if next(calls) == 5:
             raise Interrupted
-        return top_k(part, *arguments, **settings)
+        return write(*arguments, **settings)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ag, "linear_top_k", interrupt)
+        patch.setattr(Result, "_write", interrupt)
         with pytest.raises(Interrupted):
             main(COMMAND)
     assert sorted(os.listdir()) == sorted([".log_prob.ascend-grad-part", ".top_k_index.ascend-grad-part", *INPUTS])
