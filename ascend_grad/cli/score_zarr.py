@@ -29,9 +29,9 @@ def run(job: ScoreJob) -> None:
     start, state = perf_counter(), hidden.state()
     results = {}
     for name, path in job.results.items():
-        shape, names = values[name].shape, hidden.format.dimension_names
-        names = names and (names[0], *(None for _ in shape[1:]))
-        format = ArrayFormat(shape, (rows, *shape[1:]), None, hidden.format.zarr_format, names)
+        shape, of_hidden = values[name].shape, hidden.format.dimension_names
+        dimension_names = of_hidden and (of_hidden[0], *(None for _ in shape[1:]))
+        format = ArrayFormat(shape, (rows, *shape[1:]), None, hidden.format.zarr_format, dimension_names)
         description = job.description(name) | {"state": [state, *scorer.states(name)]}
         results[name] = Result(path, job.sources, values[name], format, description)
         if [result.target for result in results.values()].count(results[name].target) > 1:

@@ -102,7 +102,7 @@ class ZarrInput:
         command, all chunks of which are written.
         """
         digest = hashlib.blake2b(digest_size=32)
-        compressors = self.array.compressors if self.array.shards is None else ()
+        compressors: tuple = self.array.compressors if self.array.shards is None else ()
         is_blosc = bool(compressors) and type(compressors[-1]).__name__ in ("Blosc", "BloscCodec")
         metadata = [name for name in _METADATA if os.path.lexists(os.path.join(self.path, name))]
         box = tuple(slice(0, length) for length in self.shape)
