@@ -369,9 +369,9 @@ def test_a_killed_run_leaves_nothing_half_written(owner, name, call, finished, c
         process.communicate()
     assert sorted(os.listdir()) == [PART, "x"]
     before = {key: time for key, time in chunk_files(f"{PART}/out").items() if not key.endswith(".partial")}
-    assert len(before) == finished
+    assert len(before) in (finished, finished + 1)  # a worker's thread may run on for a moment
     assert main(list(command)) == 0
-    assert computed(capsys) == f"{3 - finished} of 3"
+    assert computed(capsys) == f"{3 - len(before)} of 3"
     assert before.items() <= chunk_files("out").items()
     assert set(chunk_files("out")) == {f"c/{i}/0" for i in range(3)}
     assert sorted(os.listdir()) == ["out", "x"]
