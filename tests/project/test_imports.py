@@ -60,7 +60,6 @@ LAYERS = (
     ("losses over ranks", "parallel"),
     ("bounds on errors", "bounds"),
     ("demonstration", "demo"),
-    ("demonstration over ranks", "parallel.demo"),
     ("tensors of PyTorch", "torch.tensors"),
     ("their operators and functions", "torch"),
     ("functions for JAX", "jax"),

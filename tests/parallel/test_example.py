@@ -1,9 +1,11 @@
-"""Test ``python -m ascend_grad.parallel.demo``, which trains the same model on one rank and on several."""
+"""Test the example of losses over ranks, which trains the same model on one rank and on several."""
 
 from __future__ import annotations
 
+import losses_over_ranks
 import numpy as np
 import pytest
+from losses_over_ranks import ShardedWordModel
 from thread_ranks import on_ranks, returned
 
 from ascend_grad.demo import counts
@@ -11,8 +13,6 @@ from ascend_grad.demo.language_model import Sizes
 from ascend_grad.demo.tasks import Task
 from ascend_grad.demo.word_model import WordModel
 from ascend_grad.parallel.communicators import Collectives
-from ascend_grad.parallel.demo import __main__
-from ascend_grad.parallel.demo.model import ShardedWordModel
 
 SIZES = Sizes(vocabulary=41, context=6, window=3, embedding=4, width=8, heads=2, experts=3, hidden=5)
 
@@ -26,7 +26,7 @@ def task() -> Task:
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_the_losses_are_those_of_one_rank(capsys, size):
-    statuses = returned(on_ranks(size, lambda comm: __main__.run(Collectives(comm), task(), 30)))
+    statuses = returned(on_ranks(size, lambda comm: losses_over_ranks.run(Collectives(comm), task(), 30)))
     assert statuses == [0] * size
     printed = capsys.readouterr().out.splitlines()
     rows = [list(map(float, line.split())) for line in printed if len(line.split()) == 4 and line[0].isdigit()]
@@ -51,5 +51,5 @@ def test_losses_without_gradients():
 
 def test_a_wrong_number_of_steps(capsys):
     with pytest.raises(SystemExit):
-        __main__.main(["--steps", "0"])
+        losses_over_ranks.main(["--steps", "0"])
     assert "expected 1 or more, got 0" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Test ``python -m ascend_grad.torch.demo``, which trains the same model with each loss."""
+"""Test the example of losses of torch, which trains the same model with each loss."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch_losses
+from torch_losses import LanguageModel
 
 from ascend_grad.demo.corpus import Corpus
 from ascend_grad.demo.language_model import Sizes
-from ascend_grad.torch.demo import __main__, comparison
-from ascend_grad.torch.demo.model import LanguageModel
 
 SIZES = Sizes(vocabulary=40, context=6, window=3, embedding=4, width=8, heads=2, experts=3, hidden=5)
 
@@ -31,7 +31,9 @@ def text(length: int = 4000) -> np.ndarray:
 @needs_torchs_loss
 @pytest.mark.parametrize("bfloat16", [False, True])
 def test_all_losses_learn_the_same(bfloat16: bool):
-    runs = {name: comparison.train(name, text(), SIZES, 40, seed=1, bfloat16=bfloat16) for name in comparison.LOSSES}
+    runs = {
+        name: torch_losses.train(name, text(), SIZES, 40, seed=1, bfloat16=bfloat16) for name in torch_losses.LOSSES
+    }
     curves = np.array([run.bits for run in runs.values()])
     assert np.all(np.abs(curves[:, 0] - np.log2(SIZES.vocabulary)) < 1)
     assert np.all(curves[:, -1] < curves[:, 0] - 0.5)
@@ -42,7 +44,7 @@ def test_all_losses_learn_the_same(bfloat16: bool):
 
 def test_the_models_look_at_no_later_token():
     torch.manual_seed(0)
-    model = LanguageModel(SIZES, comparison.LOSSES["ascend_grad"](SIZES.width, SIZES.vocabulary))
+    model = LanguageModel(SIZES, torch_losses.LOSSES["ascend_grad"](SIZES.width, SIZES.vocabulary))
     tokens = torch.randint(0, SIZES.vocabulary, (1, SIZES.window - 1 + SIZES.context))
     following = torch.full((1, SIZES.context), -100)
     following[0, 2] = 7
@@ -52,7 +54,7 @@ def test_the_models_look_at_no_later_token():
 
 
 def test_a_process_of_its_own():
-    run = comparison.in_a_process("ascend_grad", text(400), SIZES, 2, 0, False)
+    run = torch_losses.in_a_process("ascend_grad", text(400), SIZES, 2, 0, False)
     assert len(run.bits) == 2
 
 
@@ -60,21 +62,21 @@ def test_a_process_of_its_own():
 def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path):
     source = b"for word in words:\n    print(word)\n" * 200
     corpus = Corpus(np.frombuffer(source, np.uint8), np.frombuffer(source, np.uint8), 1)
-    monkeypatch.setattr(__main__, "read_corpus", lambda directory: corpus)
-    monkeypatch.setattr(__main__, "in_a_process", comparison.train)
+    monkeypatch.setattr(torch_losses, "read_corpus", lambda directory: corpus)
+    monkeypatch.setattr(torch_losses, "in_a_process", torch_losses.train)
     plot = tmp_path / "losses.png"
-    assert __main__.main(["--steps", "3", "--save-plot", str(plot)]) == 0
+    assert torch_losses.main(["--steps", "3", "--save-plot", str(plot)]) == 0
     printed = capsys.readouterr().out
-    assert all(name in printed for name in comparison.LOSSES)
+    assert all(name in printed for name in torch_losses.LOSSES)
     assert "3 to 3" in printed
     assert plot.read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(SystemExit):
-        __main__.main(["--steps", "0"])
+        torch_losses.main(["--steps", "0"])
     assert "expected 1 or more, got 0" in capsys.readouterr().err
 
 
 def test_a_torch_without_a_loss_to_compare_with(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     monkeypatch.delattr(torch.nn, "LinearCrossEntropyLoss", raising=False)
     with pytest.raises(SystemExit):
-        __main__.main([])
+        torch_losses.main([])
     assert "the demo needs torch 2.13 or newer, whose torch.nn.LinearCrossEntropyLoss" in capsys.readouterr().err

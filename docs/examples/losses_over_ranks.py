@@ -1,4 +1,8 @@
-"""``python -m ascend_grad.parallel.demo``."""
+"""Train a language model whose output layer is split over processes by words; all else is the same on every rank.
+
+Run ``mpiexec -n 2 python docs/examples/losses_over_ranks.py``. It shows that the split gives the losses of one process,
+and measures the communication.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,21 @@ import argparse
 import dataclasses
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 import ascend_grad as ag
-
-from ...demo.corpus import read_corpus, standard_library
-from ...demo.tasks import Task, words_task
-from ...demo.training import train
-from ..communicators import Collectives
-from ..engines import collectives
-from ..timing import TimedCollectives
-from .model import ShardedWordModel
+from ascend_grad.demo.corpus import read_corpus, standard_library
+from ascend_grad.demo.language_model import LanguageModel, Sizes
+from ascend_grad.demo.tasks import Task, words_task
+from ascend_grad.demo.training import train
+from ascend_grad.parallel import linear_cross_entropy
+from ascend_grad.parallel.communicators import Collectives
+from ascend_grad.parallel.engines import collectives
+from ascend_grad.parallel.ranges import vocab_range
+from ascend_grad.parallel.timing import TimedCollectives
 
 DESCRIPTION = """\
 Train a language model of 30000 words on the source text of this Python's standard library, with the output layer and
@@ -25,8 +32,61 @@ the loss split over the processes of mpiexec by words; then once more on one of 
 the same batches. The losses of both are printed side by side, then the time of each process in kernels and in
 communication (which includes waiting for others).
 
-  mpiexec -n 2 python -m ascend_grad.parallel.demo
+  mpiexec -n 2 python docs/examples/losses_over_ranks.py
 """
+
+
+@dataclass(frozen=True)
+class ShardSizes(Sizes):
+    """The sizes of a `ShardedWordModel`."""
+
+    entries: int = 0  # rows of the output layer on this rank
+
+    def parameters(self) -> dict[str, tuple[int, ...]]:
+        return super().parameters() | {"logits": (self.entries, self.width)}
+
+
+class ShardedWordModel(LanguageModel):
+    """A `WordModel` that computes in float32, of which this rank has some rows of the output layer.
+
+    Sums are deterministic: all ranks compute the same gradients, bit by bit, and their copies of the other layers stay
+    the same.
+
+    Parameters
+    ----------
+    whole : LanguageModel
+        The model whose parameters this one starts with.
+    ranks : Collectives
+        The ranks that the vocabulary is split over.
+    """
+
+    def __init__(self, whole: LanguageModel, ranks: Collectives):
+        self._ranks = ranks
+        start, stop = vocab_range(whole.sizes.vocabulary, ranks.rank, ranks.size)
+        sizes = ShardSizes(**dataclasses.asdict(whole.sizes), entries=stop - start)
+        super().__init__(sizes, np.random.default_rng(0), whole.parameters.dtype)
+        for name, value in self._values.items():
+            value[...] = whole._values[name][start:stop] if name == "logits" else whole._values[name]
+
+    def _features(self, hidden: NDArray) -> NDArray:
+        features = hidden.copy()  # [N, D]
+        features[:, -1] = 1
+        return features
+
+    def _losses(self, hidden: NDArray, following: NDArray) -> NDArray:
+        features, weight = self._features(hidden), self._values["logits"]
+        return linear_cross_entropy(
+            features, weight, following, comm=self._ranks, reduction="none", return_grad=False
+        ).loss
+
+    def _loss_and_gradient(self, hidden: NDArray, following: NDArray) -> tuple[float, NDArray]:
+        loss, d_hidden, d_weight = self._library_gradient(self._loss_of_features, self._features(hidden), following)
+        self._gradients["logits"][...] = d_weight
+        d_hidden[:, -1] = 0
+        return float(loss), d_hidden
+
+    def _loss_of_features(self, features: NDArray, following: NDArray) -> tuple[NDArray, NDArray, NDArray]:
+        return linear_cross_entropy(features, self._values["logits"], following, comm=self._ranks, deterministic=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0 if the losses are equal except for rounding, else 1.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m ascend_grad.parallel.demo",
+        prog="losses_over_ranks.py",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
