@@ -82,6 +82,32 @@ CAPTIONS = {
 }
 
 
+#: A column of a table: its title, and the text of a row's cell.
+Column = tuple[str, Callable[[Row], str]]
+
+
+def _rows(rows: Iterable[Row], *columns: Column) -> str:
+    """Make a table with a line for every row."""
+    return table([title for title, _ in columns], ([text(row) for _, text in columns] for row in rows))
+
+
+def _name(title: str) -> Column:
+    return title, lambda row: row.case.name
+
+
+def _ms(title: str, *sides: str) -> Column:
+    """Return a column of the times of the fastest of some sides, in milliseconds."""
+    return title, lambda row: milliseconds(row.best(*sides))
+
+
+def _ratio(title: str, *sides: str) -> Column:
+    """Return a column of the times of the fastest of some sides, as multiples of ours."""
+    return title, lambda row: times(row.speedup(*sides))
+
+
+OWN_MS, OF_STREAM = _ms("ms", OWN), ("of stream", lambda row: percent(row.speedup(*STREAM)))
+
+
 def _captioned(tables: Mapping[str, str]) -> dict[str, str]:
     return {name: f"{CAPTIONS[name]}\n\n{content}" for name, content in tables.items()}
 
@@ -91,18 +117,7 @@ def _captioned(tables: Mapping[str, str]) -> dict[str, str]:
 
 def rowwise_rows(rows: Sequence[Row]) -> str:
     """Make a table with a line for every case: our time, then the others' times as multiples of ours."""
-    return table(
-        ["case", "ms", *ROWWISE_SIDES, "of stream"],
-        (
-            [
-                row.case.name,
-                milliseconds(row.own),
-                *(times(row.speedup(side)) for side in ROWWISE_SIDES),
-                percent(row.speedup(*STREAM)),
-            ]
-            for row in rows
-        ),
-    )
+    return _rows(rows, _name("case"), OWN_MS, *(_ratio(side, side) for side in ROWWISE_SIDES), OF_STREAM)
 
 
 def rowwise_lost(rows: Sequence[Row]) -> str:
@@ -120,54 +135,30 @@ def rowwise_blocks(rows: Sequence[Row]) -> dict[str, str]:
         row = found.get(Case(operator, dtype, shape, mode, dim))
         return DASH if row is None else text(row) if text else times(row.speedup("torch"))
 
-    columns: dict[str, Callable[[Row], str]] = {
-        "ms": lambda row: milliseconds(row.own),
-        "NumPy": lambda row: times(row.speedup("numpy")),
-        "torch": lambda row: times(row.speedup("torch")),
-        "of stream": lambda row: percent(row.speedup(*STREAM)),
-    }
-    speed = table(
-        ["float32, with `out=`", *(f"{name}: {title}" for name in ("softmax", "log-softmax") for title in columns)],
-        (
-            [
-                layout_text(*layout),
-                *(cell(operator, "float32", *layout, OUT, text) for operator in BACKWARD for text in columns.values()),
-            ]
-            for layout in ROWWISE_LAYOUTS
-        ),
-    )
+    columns = (OWN_MS, _ratio("NumPy", "numpy"), _ratio("torch", "torch"), OF_STREAM)
     modes = {OUT: "`out=`", FRESH: "new"}
-    torch = table(
-        ["torch's time / ours", *(f"{dtype} {title}" for dtype in DTYPES for title in modes.values())],
-        (
-            [
-                layout_text(*layout),
-                *(
-                    " / ".join(cell(operator, dtype, *layout, mode) for operator in BACKWARD)
-                    for dtype in DTYPES
-                    for mode in modes
-                ),
-            ]
-            for layout in ROWWISE_LAYOUTS
-        ),
-    )
+    speed, torch = [], []
+    for layout in ROWWISE_LAYOUTS:
+        by_operator = (cell(name, "float32", *layout, OUT, text) for name in BACKWARD for _, text in columns)
+        speed.append([layout_text(*layout), *by_operator])
+        by_dtype = ([cell(name, dtype, *layout, mode) for name in BACKWARD] for dtype in DTYPES for mode in modes)
+        torch.append([layout_text(*layout), *map(" / ".join, by_dtype)])
 
     def layouts(operators: Sequence[str]) -> Iterable[tuple[tuple[int, ...], int | None]]:
         return dict.fromkeys((c.shape, c.dim) for c in found if c.operator in operators and c.mode == OUT)
 
-    others = table(
-        ["torch's time / ours", *DTYPES],
-        (
-            [f"{operator}, {layout_text(*layout)}", *(cell(operator, dtype, *layout, OUT) for dtype in DTYPES)]
-            for operators in (FORWARD, MASKED)
-            for operator in operators
-            for layout in layouts(operators)
-        ),
+    others = (
+        [f"{operator}, {layout_text(*layout)}", *(cell(operator, dtype, *layout, OUT) for dtype in DTYPES)]
+        for operators in (FORWARD, MASKED)
+        for operator in operators
+        for layout in layouts(operators)
     )
+    titles = [f"{name}: {title}" for name in ("softmax", "log-softmax") for title, _ in columns]
+    kinds = [f"{dtype} {title}" for dtype in DTYPES for title in modes.values()]
     return {
-        "speed": speed,
-        "torch": torch,
-        "others": others,
+        "speed": table(["float32, with `out=`", *titles], speed),
+        "torch": table(["torch's time / ours", *kinds], torch),
+        "others": table(["torch's time / ours", *DTYPES], others),
         "losses": rowwise_lost(rows),
         "rows": rowwise_rows(rows),
     }
@@ -199,18 +190,10 @@ def linear_rows(rows: Sequence[Row]) -> str:
         billions = row.case.operations / row.own / 1e9
         return f"{billions:.3g}" if billions < 100 else f"{billions:.0f}"
 
-    return ("" if is_by_variant else f"{NOT_BY_VARIANT}\n\n") + table(
-        ["case", "ms", "GFLOP/s", "of BLAS", *LINEAR_SIDES],
-        (
-            [
-                row.case.name,
-                milliseconds(row.own),
-                rate(row),
-                percent(row.of_yardstick),
-                *(times(row.speedup(side)) for side in LINEAR_SIDES),
-            ]
-            for row in rows
-        ),
+    return ("" if is_by_variant else f"{NOT_BY_VARIANT}\n\n") + _rows(
+        rows,
+        *(_name("case"), OWN_MS, ("GFLOP/s", rate), ("of BLAS", lambda row: percent(row.of_yardstick))),
+        *(_ratio(side, side) for side in LINEAR_SIDES),
     )
 
 
@@ -238,47 +221,22 @@ def memory_block(memory: Sequence[Growth]) -> str:
 def tensors_blocks(results: Results) -> dict[str, str]:
     """Make the tables of calls on tensors: without gradients, of forward and backward together, and of the loss."""
 
-    def microseconds(row: Row, side: str) -> str:
-        return f"{1e6 * row.seconds[side]:.2f}" if side in row.seconds else DASH
+    def microseconds(title: str, side: str) -> Column:
+        return title, lambda row: f"{1e6 * row.seconds[side]:.2f}" if side in row.seconds else DASH
 
-    calls = table(
-        ["case, µs", "tensors", "NumPy arrays", "torch", "torch / ours"],
-        (
-            [
-                row.case.name,
-                *(microseconds(row, side) for side in (OWN, ARRAYS, "torch")),
-                times(row.speedup("torch")),
-            ]
-            for row in results["speed"]
-            if row.case.mode != AUTOGRAD
-        ),
+    ratio = _ratio("torch / ours", "torch")
+    calls, autograd = (
+        [row for row in results["speed"] if (row.case.mode == AUTOGRAD) == is_autograd] for is_autograd in (False, True)
     )
-    autograd = table(
-        ["forward and backward", "ms", "torch / ours", "threads awake: ms", "torch / ours"],
-        (
-            [
-                f"{row.case.operator} {row.case.dtype} {row.case.layout}",
-                milliseconds(row.own),
-                times(row.speedup("torch")),
-                milliseconds(row.seconds.get(OWN + AWAKE)),
-                times(row.awake_ratio),
-            ]
-            for row in results["speed"]
-            if row.case.mode == AUTOGRAD
-        ),
-    )
-    losses = table(
-        ["loss and gradients", "ms", *(f"{side} / ours" for side in TORCH)],
-        (
-            [
-                f"{row.case.dtype} {row.case.layout}",
-                milliseconds(row.own),
-                *(times(row.speedup(side)) for side in TORCH),
-            ]
-            for row in results["linear"]
-        ),
-    )
-    return {"tensors_calls": calls, "tensors_autograd": autograd, "tensors_losses": losses}
+    sides = microseconds("tensors", OWN), microseconds("NumPy arrays", ARRAYS), microseconds("torch", "torch")
+    name = "forward and backward", lambda row: f"{row.case.operator} {row.case.dtype} {row.case.layout}"
+    awake = _ms("threads awake: ms", OWN + AWAKE), ("torch / ours", lambda row: times(row.awake_ratio))
+    loss = "loss and gradients", lambda row: f"{row.case.dtype} {row.case.layout}"
+    return {
+        "tensors_calls": _rows(calls, _name("case, µs"), *sides, ratio),
+        "tensors_autograd": _rows(autograd, name, OWN_MS, ratio, *awake),
+        "tensors_losses": _rows(results["linear"], loss, OWN_MS, *(_ratio(f"{side} / ours", side) for side in TORCH)),
+    }
 
 
 # ---- random problems -------------------------------------------------------------------------------------------------
@@ -297,6 +255,9 @@ def is_at_the_limit(row: Row) -> bool:
 def limit_text(row: Row) -> str:
     share = limit_share(row)
     return DASH if share is None else f"{percent(share)}{' *' if is_at_the_limit(row) else ''}"
+
+
+OF_LIMIT = ("of the limit", limit_text)
 
 
 def _by(rows: Sequence[Row], attribute: str, values: Iterable[str], title: str = "") -> dict[str, list[Row]]:
@@ -383,30 +344,20 @@ def variants_block(rows: Sequence[Row]) -> str:
 def worst_block(rows: Sequence[Row], names: Sequence[str], count: int = WORST) -> str:
     """Make a table of the problems with the lowest ratios, with the times of all sides."""
     found = _ratios(rows, names)
-    return _table_of_times(found, count) if found else "Nothing was measured.\n"
+    return _table_of_times(found, names, count) if found else "Nothing was measured.\n"
 
 
 def grid_lost(rows: Sequence[Row]) -> str:
     """Make a table of problems in which NumPy is clearly faster, and ours is not limited by memory or arithmetic."""
     lost = [(ratio, row) for ratio, row in _ratios(rows, NUMPY) if ratio < FAR_BEHIND and not is_at_the_limit(row)]
-    return _table_of_times(lost) if lost else "None.\n"
+    return _table_of_times(lost, NUMPY) if lost else "None.\n"
 
 
-def _table_of_times(items: Sequence[tuple[float, Row]], count: int | None = None) -> str:
-    """Make a table of the problems with the lowest ratios, with the times of all sides."""
-    return table(
-        ["problem", "ratio", "ms", *RIVALS, "of the limit"],
-        (
-            [
-                row.case.name,
-                times(ratio),
-                milliseconds(row.own),
-                *(milliseconds(row.best(*names)) for names in RIVALS.values()),
-                limit_text(row),
-            ]
-            for ratio, row in sorted(items, key=lambda item: item[0])[:count]
-        ),
-    )
+def _table_of_times(items: Sequence[tuple[float, Row]], names: Sequence[str], count: int | None = None) -> str:
+    """Make a table of the problems with the lowest ratios to some sides, with the times of all sides."""
+    rows = [row for _, row in sorted(items, key=lambda item: item[0])[:count]]
+    columns = (_ms(rival, *sides) for rival, sides in RIVALS.items())
+    return _rows(rows, _name("problem"), _ratio("ratio", *names), OWN_MS, *columns, OF_LIMIT)
 
 
 def grid_blocks(grids: Sequence[Results]) -> dict[str, str]:
@@ -429,18 +380,8 @@ def grid_blocks(grids: Sequence[Results]) -> dict[str, str]:
 
 def losses_rows(rows: Sequence[Row]) -> str:
     """Make a table with a line for every case: our time, then the others' times as multiples of ours."""
-    return table(
-        ["case", "ms", *LOSS_RIVALS, "of the limit"],
-        (
-            [
-                row.case.name,
-                milliseconds(row.own),
-                *(times(row.speedup(*names)) for names in LOSS_RIVALS.values()),
-                limit_text(row),
-            ]
-            for row in rows
-        ),
-    )
+    ratios = (_ratio(rival, *names) for rival, names in LOSS_RIVALS.items())
+    return _rows(rows, _name("case"), OWN_MS, *ratios, OF_LIMIT)
 
 
 def losses_lost(rows: Sequence[Row]) -> str:
@@ -459,19 +400,9 @@ def _drawn(rows: Sequence[Row]) -> str:
 
 def relative_rows(rows: Sequence[Row]) -> str:
     """Make a table of calls for a linear layer: the times of both calls, and our speed relative to the other's."""
-    return table(
-        ["call", "ms", "compared with", "ms", "relative speed"],
-        (
-            [
-                row.case.name,
-                milliseconds(row.own),
-                row.case.other,
-                milliseconds(row.seconds[row.case.other]),
-                percent(row.speedup(row.case.other)),
-            ]
-            for row in rows
-        ),
-    )
+    other = "ms", lambda row: milliseconds(row.best(row.case.other))
+    relative = "relative speed", lambda row: percent(row.speedup(row.case.other))
+    return _rows(rows, _name("call"), OWN_MS, ("compared with", lambda row: row.case.other), other, relative)
 
 
 def losses_blocks(results: Results) -> dict[str, str]:
