@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-import json
 import os
 import re
 from dataclasses import replace
@@ -14,7 +13,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import threadpoolctl
-from benchmark_settings import hurry
 from processes import start
 from samples import DTYPES, OPERATORS
 
@@ -35,19 +33,13 @@ from ascend_grad.bench import (
 )
 from ascend_grad.bench.case import BACKWARD, FORWARD, MASKED, Case
 from ascend_grad.bench.measure import DisagreementError, Plan
+from ascend_grad.bench.parallel.measure import ParallelResults
 from ascend_grad.bench.results import STREAM, Results, Row, Worst
 from ascend_grad.bench.sides import rowwise
 from ascend_grad.cli.main import main
 
 #: The folder of the sources, which have the documents and results. The tests run against an installed package.
 SOURCES = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def hasty(monkeypatch):
-    """Make turns short, and leave out optional packages."""
-    hurry(monkeypatch)
-    monkeypatch.setattr(frameworks, "module", lambda name: None)
 
 
 def small_case(operator: str, dtype: str = "float32", mode: str = "out") -> Case:
@@ -78,7 +70,7 @@ def sample() -> Results:
 @pytest.mark.parametrize(
     "choice", [cases.speed, cases.linear, cases.tensors, cases.logits, cases.drawn, cases.relative]
 )
-def test_names_of_cases_are_unique(choice, quick):
+def test_names_of_cases_are_unique(choice, quick, hasty):
     names = [case.name for case in choice(quick)]
     assert len(set(names)) == len(names)
 
@@ -246,13 +238,6 @@ def test_wrong_results_exceed_their_bounds(operator, dtype):
 # ---- results and reports ---------------------------------------------------------------------------------------------
 
 
-def test_results_survive_json(sample):
-    text = sample.to_json()
-    assert json.loads(text)["speed"][0]["seconds"]["ascend_grad"] == 1e-3
-    assert Results.from_json(text) == sample
-    assert Results.from_json(text).to_json() == text
-
-
 def test_targets_tell_what_is_met(sample):
     found = {target.text: target for target in targets.rowwise_targets(sample["speed"])}
     lost = found["with `out=`, every case, against torch"]
@@ -283,21 +268,34 @@ def test_blocks_are_replaced_and_nothing_else(sample):
     assert documents.filled(once, contents) == once
 
 
-def test_tables_are_rectangular(sample):
-    for name, block in documents.blocks({"speed": sample, "accuracy": sample}).items():
-        if name not in ("machine", "chart"):
-            assert len({line.count("|") for line in block.splitlines()}) == 1
-            assert len({len(line) for line in block.splitlines()}) == 1
-
-
-def test_documents_show_the_results_that_are_kept_with_the_sources(monkeypatch):
-    """The documents show the stored results. ``python -m ascend_grad.bench`` updates them after a measurement."""
+@pytest.fixture
+def contents(monkeypatch) -> dict[str, str]:
+    """Make the blocks of the results that are kept with the sources."""
     monkeypatch.setattr(documents, "FOLDER", SOURCES / "bench" / "results")
-    contents = documents.contents_of_documents()
-    assert {"rows", "accuracy", "linear_rows"} < set(contents)
+    return documents.contents_of_documents()
+
+
+def test_documents_show_the_results_that_are_kept_with_the_sources(contents):
+    """The documents show the stored results. ``python -m ascend_grad.bench`` updates them after a measurement."""
+    assert {"rows", "accuracy", "linear_rows", "tensors_calls", "loss_rows", "grid_lost"} < set(contents)
     text = "".join((SOURCES / path.relative_to(documents.ROOT)).read_text() for path in documents.DOCUMENTS)
     assert documents.filled(text, contents) == text
     assert {name: text.count(f"<!-- bench:{name}:begin -->") for name in contents} == dict.fromkeys(contents, 1)
+
+
+def test_tables_are_rectangular(contents):
+    for block in contents.values():
+        lines = [line for line in block.splitlines() if line.startswith("|")]
+        assert len({line.count("|") for line in lines}) <= 1
+        assert len({len(line) for line in lines}) <= 1
+
+
+@pytest.mark.parametrize("path", sorted((SOURCES / "bench" / "results").glob("*.json")), ids=lambda path: path.stem)
+def test_results_survive_json(path):
+    text = path.read_text()
+    found = (ParallelResults if path.stem == "parallel" else Results).from_json(text)
+    assert len(found.rows) > 7 or found["accuracy"]
+    assert found.to_json() == text
 
 
 def test_the_pictures_of_the_documents_are_drawn_from_the_results_that_are_kept_with_the_sources(tmp_path):
@@ -485,6 +483,30 @@ def test_without_an_installed_package(monkeypatch, capsys):
         (["--threads", "0"], "expected None or an int"),
         (["--json", "absent/results.json"], "--json absent/results.json: cannot write in absent"),
         (["--json", "."], "--json .: is a directory"),
+        (["--linear", "--filter", "nothing like it"], "no case contains 'nothing like it'"),
+        (["--linear", "--plot", "x.svg"], "--plot draws the speed of the row-wise operators"),
+        (["--linear", "--accuracy"], "without --linear"),
+        (["--linear", "--update-readme", "--quick"], "takes a full run"),
+        (["--losses", "--filter", "nothing like it"], "no case contains 'nothing like it'"),
+        (["--losses", "--linear"], "without --linear and --torch"),
+        (["--losses", "--torch"], "without --linear and --torch"),
+        (["--losses", "--accuracy"], "without --linear, --torch and --losses"),
+        (["--losses", "--grid", "9"], "--grid draws its own problems"),
+        (["--losses", "--plot", "x.svg"], "--plot draws the speed of the row-wise operators"),
+        (["--losses", "--update-readme", "--quick"], "takes a full run"),
+        (["--torch", "--linear"], "without --linear"),
+        (["--torch", "--accuracy"], "without --linear, --torch and --losses"),
+        (["--torch", "--plot", "x.svg"], "--plot draws the speed of the row-wise operators"),
+        (["--seed", "1"], "--seed is for random problems"),
+        (["--max-elements", "9"], "--max-elements is for random problems"),
+        (["--grid", "0"], "--grid takes a count from 1 on"),
+        (["--grid", "9", "--linear"], "--grid draws its own problems"),
+        (
+            ["--grid", "9", "--operators", "sigmoid"],
+            "--operators: sigmoid is none of rowwise, linear, softmax_backward",
+        ),
+        (["--grid", "9", "--filter", "nothing like it"], "no problem contains 'nothing like it'"),
+        (["--grid", "9", "--operators", "softmax", "--update-readme"], "takes a full grid"),
     ],
 )
 def test_mistakes_are_told(arguments, message, capsys):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from benchmark_settings import hurry
 
 import ascend_grad as ag
 from ascend_grad import _cpu
@@ -22,15 +20,15 @@ from ascend_grad.bench.sides import linear
 from ascend_grad.bench.targets import linear_targets, memory_targets
 from ascend_grad.cli.main import main
 
+TRAINED_LAYER = arrays.trained_layer
 SHAPE = (5, 11, 3)
 MODES = [*((operator, mode) for operator, modes in LINEAR_MODES.items() for mode in modes), (GRADIENT, FILTERED)]
 SMALL = [Case(operator, "float32", SHAPE, mode) for operator, mode in MODES]
 
 
-@pytest.fixture
-def hasty(monkeypatch):
-    """Make turns short, and use a random layer as the trained layer."""
-    hurry(monkeypatch)
+@pytest.fixture(autouse=True)
+def _without_training(monkeypatch):
+    """Use a random layer as the trained layer."""
     random = np.random.default_rng(0)
 
     def layer(rows):
@@ -38,11 +36,6 @@ def hasty(monkeypatch):
         return x, weight, random.integers(0, SHAPE[1], rows)
 
     monkeypatch.setattr(arrays, "trained_layer", layer)
-
-
-@pytest.fixture
-def without_torch(monkeypatch):
-    monkeypatch.setattr(frameworks, "module", lambda name: None)
 
 
 @pytest.fixture
@@ -65,7 +58,7 @@ def sample() -> Results:
 
 
 @pytest.mark.parametrize("mode", LINEAR_MODES[GRADIENT])
-def test_the_backend_is_called_directly_beside_the_smallest_problem(mode, without_torch, hasty):
+def test_the_backend_is_called_directly_beside_the_smallest_problem(mode, hasty):
     case = Case(GRADIENT, "float32", cases.SMALL_SHAPES[-1], mode)
     row = measure.measure(case, 1)
     assert row.seconds["direct"] > 0
@@ -102,7 +95,7 @@ def test_operations_are_those_of_the_products():
     assert Case(MAX_SUM, "float32", (2, 3, 5), "forward").operations == 2 * 30
 
 
-@pytest.mark.usefixtures("hasty", "without_torch")
+@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: f"{case.operator} {case.mode}")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_case_is_measured(case, dtype):
@@ -114,7 +107,7 @@ def test_a_case_is_measured(case, dtype):
     assert row.of_yardstick > 0
 
 
-@pytest.mark.usefixtures("hasty", "without_torch")
+@pytest.mark.usefixtures("hasty")
 def test_the_forced_variant_is_in_force_for_this_library_alone(monkeypatch):
     variant = _cpu.supported_variants()[0]
     case = Case(GRADIENT, "float32", SHAPE, "recomputed", variant=variant)
@@ -130,7 +123,7 @@ def test_the_forced_variant_is_in_force_for_this_library_alone(monkeypatch):
     assert _cpu.variant() == before
 
 
-@pytest.mark.usefixtures("hasty", "without_torch")
+@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("step", [0, 1])
 def test_a_side_with_other_values_is_refused(step, monkeypatch):
     """A side with other values is refused, also one that does nothing and leaves the previous side's results."""
@@ -150,7 +143,7 @@ def test_a_side_with_other_values_is_refused(step, monkeypatch):
 
 def test_the_trained_layer_is_that_of_the_demo(monkeypatch):
     monkeypatch.setattr(arrays, "STEPS", 1)
-    x, weight, target = arrays.trained_layer.__wrapped__(128)
+    x, weight, target = TRAINED_LAYER.__wrapped__(128)
     assert (len(x), len(target)) == (128, 128)
     assert x.dtype == weight.dtype == numpy_dtype("bfloat16")
     assert (x.shape[1], *weight.shape) == (cases.TRAINED_SHAPE[2], *cases.TRAINED_SHAPE[1:])
@@ -159,7 +152,7 @@ def test_the_trained_layer_is_that_of_the_demo(monkeypatch):
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("without_torch")
+@pytest.mark.usefixtures("hasty")
 def test_growth_is_that_of_the_call(run_script):
     """The measured growth is the memory of the call.
 
@@ -178,7 +171,7 @@ def test_growth_is_that_of_the_call(run_script):
     )
 
 
-@pytest.mark.usefixtures("without_torch")
+@pytest.mark.usefixtures("hasty")
 def test_memory_is_measured_beyond_the_results(monkeypatch):
     monkeypatch.setattr(cases, "MEMORY_SHAPE", (16, 3000, 32))
     found = [growth for case in cases.linear_memory() for growth in measure.memory(case, 1)]
@@ -211,15 +204,6 @@ def test_wrong_results_exceed_their_bounds(operator, dtype):
 
 
 # ---- results, targets, tables ----------------------------------------------------------------------------------------
-
-
-def test_results_survive_json(sample):
-    text = sample.to_json()
-    assert json.loads(text)["memory"][0]["promise"] == 100
-    again = Results.from_json(text)
-    assert [row.case for row in again["linear"]] == [row.case for row in sample["linear"]]
-    assert again["memory"] == sample["memory"]
-    assert again.to_json() == text
 
 
 def test_targets_tell_what_is_met(sample):
@@ -266,7 +250,7 @@ def test_tables_are_rectangular(sample):
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("hasty", "without_torch")
+@pytest.mark.usefixtures("hasty")
 def test_the_command(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(cases, "linear", lambda quick: SMALL)
     monkeypatch.setattr(cases, "MEMORY_SHAPE", (16, 3000, 32))
@@ -280,7 +264,7 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     assert {growth.case.operator for growth in found["memory"]} == {GRADIENT}
 
 
-@pytest.mark.usefixtures("hasty", "without_torch")
+@pytest.mark.usefixtures("hasty")
 def test_cases_that_fail_leave_the_others(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(cases, "linear", lambda quick: SMALL)
 
@@ -298,17 +282,3 @@ def test_cases_that_fail_leave_the_others(monkeypatch, tmp_path, capsys):
     assert [failure.case for failure in found["failures"]] == [case.name for case in failed]
     assert all(f"| {row.case.name} " in out for row in found["linear"])
     assert all(f"failed: {case.name}: MemoryError: 1 TiB\n" in err for case in failed)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--filter", "nothing like it"], "no case contains 'nothing like it'"),
-        (["--plot", "x.svg"], "--plot draws the speed of the row-wise operators"),
-        (["--accuracy"], "without --linear"),
-        (["--update-readme", "--quick"], "takes a full run"),
-    ],
-)
-def test_mistakes_are_told(arguments, message, capsys):
-    assert main(["bench", "--linear", *arguments]) == 2
-    assert message in capsys.readouterr().err

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmark_settings import hurry
 from cross_entropy_oracles import expected
 from samples import DTYPES
 
 import ascend_grad as ag
-from ascend_grad.bench import arrays, case, cases, documents, frameworks, measure, report
+from ascend_grad.bench import arrays, case, cases, documents, measure, report
 from ascend_grad.bench.case import CROSS_ENTROPY, IN_PLACE, JAX, LOGITS_OPTIONS, OTHER_CALLS, TOP_K, WHOLE, Case
 from ascend_grad.bench.cases import FIRST, OPTION_MODES, OUTPUTS, TOP_K_MODES
 from ascend_grad.bench.measure import DisagreementError
@@ -29,16 +26,7 @@ LINEAR = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _without_optional_packages(monkeypatch):
-    """Leave out PyTorch and JAX, whose settings the benchmark changes for the whole process."""
-    monkeypatch.setattr(frameworks, "module", lambda name: None)
-
-
-@pytest.fixture
-def hasty(monkeypatch):
-    """Make turns a few microseconds long."""
-    hurry(monkeypatch)
+pytestmark = pytest.mark.usefixtures("hasty")
 
 
 def problem(
@@ -76,12 +64,6 @@ def with_sections(results: Results, **sections: list) -> Results:
 # ---- cases -----------------------------------------------------------------------------------------------------------
 
 
-def test_cases_are_named_uniquely():
-    names = [case.name for case in (*cases.logits(), *cases.drawn(), *cases.relative())]
-    assert len(set(names)) == len(names)
-    assert set(cases.logits(quick=True)) <= set(cases.logits())
-
-
 def test_everything_is_measured():
     named, drawn = cases.logits(), cases.drawn()
     assert {case.dtype for case in named} == {case.dtype for case in drawn} == set(DTYPES)
@@ -98,7 +80,7 @@ def test_everything_is_measured():
 @pytest.mark.parametrize("options", ["", *LOGITS_OPTIONS])
 @pytest.mark.parametrize(("shape", "dim"), [((9,), 0), ((6, 10), 1), ((10, 6), 0), ((2, 9, 3, 4), 1), ((2, 3, 9), 2)])
 @pytest.mark.parametrize("mode", ["fresh", "out", IN_PLACE])
-def test_numpy_computes_the_definition(options, shape, dim, mode, hasty):
+def test_numpy_computes_the_definition(options, shape, dim, mode):
     """The formula is compared with the definition in extended precision, and not only with this library."""
     case = problem(shape, dim, "float64", options, mode)
     comparison = compared(case, 1)
@@ -113,7 +95,7 @@ def test_numpy_computes_the_definition(options, shape, dim, mode, hasty):
 
 @pytest.mark.parametrize("options", ["", *LOGITS_OPTIONS])
 @pytest.mark.parametrize("mode", ["fresh", "out", IN_PLACE])
-def test_sides_agree_and_are_timed(options, mode, dtype, hasty):
+def test_sides_agree_and_are_timed(options, mode, dtype):
     row = measure.measure(problem((2, 9, 5), 1, dtype, options, mode), 1)
     assert {OWN, "numpy"} <= set(row.seconds)
     assert ("numpy widened" in row.seconds) == (DTYPES[dtype].itemsize == 2)
@@ -132,7 +114,7 @@ def test_options_are_different():
 
 
 @pytest.mark.parametrize("part", [0, 1])
-def test_a_side_with_another_loss_or_gradient_is_refused(part, monkeypatch, hasty):
+def test_a_side_with_another_loss_or_gradient_is_refused(part, monkeypatch):
     def wrong(problem, operands, right=cross_entropy.SIDES["numpy"]):
         call = right(problem, operands)
         return lambda: tuple(value + (0.01 if i == part else 0) for i, value in enumerate(call()))
@@ -146,7 +128,7 @@ def test_a_side_with_another_loss_or_gradient_is_refused(part, monkeypatch, hast
 
 
 @pytest.mark.parametrize("case", LINEAR, ids=lambda case: case.name)
-def test_a_linear_case_is_measured(case, hasty):
+def test_a_linear_case_is_measured(case):
     row = measure.measure(case, 1)
     assert set(row.seconds) == {OWN, OTHER_CALLS[case.operator]}
     assert all(seconds > 0 for seconds in row.seconds.values())
@@ -164,7 +146,7 @@ def test_outputs_are_further_fields(mode):
     assert calls[OWN]()._fields[3:] == (mode,)
 
 
-def test_another_result_of_the_other_call_is_refused(monkeypatch, hasty):
+def test_another_result_of_the_other_call_is_refused(monkeypatch):
     def wrong(*args, right=ag.linear_top_k, **kwargs):
         found = right(*args, **kwargs)
         return found._replace(log_prob=found.log_prob + np.float32(0.01))
@@ -180,13 +162,6 @@ def test_jax_is_left_out_where_it_is_not_installed():
 
 
 # ---- results, targets, tables ----------------------------------------------------------------------------------------
-
-
-def test_results_survive_json(sample):
-    text = sample.to_json()
-    assert json.loads(text)["machine"] == {"CPU": "an abacus"}
-    assert Results.from_json(text) == sample
-    assert Results.from_json(text).to_json() == text
 
 
 def test_targets_tell_what_is_met(sample):
@@ -238,15 +213,6 @@ def test_tables_are_rectangular(sample):
     }
 
 
-def test_documents_have_a_place_for_every_block(sample):
-    sources = Path(__file__).resolve().parents[2]
-    text = "".join((sources / path.relative_to(documents.ROOT)).read_text() for path in documents.DOCUMENTS)
-    contents = documents.blocks({"losses": sample})
-    assert {name: documents.filled(text, contents).count(content) for name, content in contents.items()} == (
-        dict.fromkeys(contents, 1)
-    )
-
-
 def test_without_results_there_are_no_blocks(monkeypatch, tmp_path):
     monkeypatch.setattr(documents, "FOLDER", tmp_path)
     assert documents.contents_of_documents() == {}
@@ -263,7 +229,7 @@ def small(monkeypatch):
     monkeypatch.setattr(cases, "relative", lambda quick: LINEAR)
 
 
-def test_the_command(hasty, small, monkeypatch, tmp_path, capsys):
+def test_the_command(small, monkeypatch, tmp_path, capsys):
     document = tmp_path / "losses.md"
     document.write_text("<!-- bench:loss_linear:begin -->\n<!-- bench:loss_linear:end -->\n")
     monkeypatch.setattr(documents, "DOCUMENTS", (document,))
@@ -282,7 +248,7 @@ def test_the_command(hasty, small, monkeypatch, tmp_path, capsys):
     assert "| linear_top_k k = 16 float32 5 × 130 × 3 " in document.read_text()
 
 
-def test_a_choice_of_cases(hasty, small, tmp_path, capsys):
+def test_a_choice_of_cases(small, tmp_path, capsys):
     file = tmp_path / "results.json"
     assert main(["bench", "--losses", "--filter", "smoothing", "--json", str(file)]) == 0
     found = Results.from_json(file.read_text())
@@ -293,7 +259,7 @@ def test_a_choice_of_cases(hasty, small, tmp_path, capsys):
     assert "linear_top_k" not in capsys.readouterr().out
 
 
-def test_cases_that_fail_leave_the_others(hasty, small, monkeypatch, tmp_path, capsys):
+def test_cases_that_fail_leave_the_others(small, monkeypatch, tmp_path, capsys):
     def fails(*args, **kwargs):
         raise MemoryError("1 TiB")
 
@@ -308,20 +274,3 @@ def test_cases_that_fail_leave_the_others(hasty, small, monkeypatch, tmp_path, c
         assert (f"failed: {each.name}: MemoryError: 1 TiB\n" in err) == (each.operator == TOP_K)
     assert "the documents stay as they are" in err
     assert not (tmp_path / "losses.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--filter", "nothing like it"], "no case contains 'nothing like it'"),
-        (["--linear"], "without --linear and --torch"),
-        (["--torch"], "without --linear and --torch"),
-        (["--accuracy"], "without --linear, --torch and --losses"),
-        (["--grid", "9"], "--grid draws its own problems"),
-        (["--plot", "x.svg"], "--plot draws the speed of the row-wise operators"),
-        (["--update-readme", "--quick"], "takes a full run"),
-    ],
-)
-def test_mistakes_are_told(arguments, message, capsys):
-    assert main(["bench", "--losses", *arguments]) == 2
-    assert message in capsys.readouterr().err

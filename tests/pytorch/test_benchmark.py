@@ -206,19 +206,9 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     assert np.all([growth.bytes >= 0 for growth in found["memory"]])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--filter", "nothing like it"], "no case contains 'nothing like it'"),
-        (["--linear"], "without --linear"),
-        (["--accuracy"], "without --linear, --torch and --losses"),
-        (["--plot", "x.svg"], "--plot draws the speed of the row-wise operators"),
-        (["--update-readme", "--quick"], "takes a full run"),
-    ],
-)
-def test_mistakes_are_told(arguments, message, capsys):
-    assert main(["bench", "--torch", *arguments]) == 2
-    assert message in capsys.readouterr().err
+def test_a_filter_without_cases_is_told(capsys):
+    assert main(["bench", "--torch", "--filter", "nothing like it"]) == 2
+    assert "no case contains 'nothing like it'" in capsys.readouterr().err
 
 
 def test_without_torch_the_command_says_so(monkeypatch, capsys):
