@@ -54,7 +54,7 @@ TOLERATED = 0.1
 RIVALS = (*NUMPY, *SCIPY, *TORCH)
 
 
-class Plan(NamedTuple):
+class Repeats(NamedTuple):
     """How often a case is measured."""
 
     #: Turns of each side in one attempt.
@@ -64,12 +64,12 @@ class Plan(NamedTuple):
     most: int
 
 
-#: The plans of named cases and of random problems, whose sides have few turns in each of at least two attempts.
-NAMED_PLAN, RANDOM_PLAN = Plan(5, 1, 3), Plan(3, 2, 4)
+#: The numbers for named cases and of random problems, whose sides have few turns in each of at least two attempts.
+NAMED_REPEATS, RANDOM_REPEATS = Repeats(5, 1, 3), Repeats(3, 2, 4)
 
 
-def plan_of(case: Case) -> Plan:
-    return RANDOM_PLAN if case.suite == RANDOM else NAMED_PLAN
+def repeats_of(case: Case) -> Repeats:
+    return RANDOM_REPEATS if case.suite == RANDOM else NAMED_REPEATS
 
 
 class DisagreementError(Exception):
@@ -95,7 +95,7 @@ def measure_all(
     rows: dict[str, Row] = {}
     for attempt in itertools.count(1):
         failed = {failure.case for failure in failures}
-        cases = [c for c in cases if c.name not in failed and _is_next(rows.get(c.name), plan_of(c), attempt)]
+        cases = [c for c in cases if c.name not in failed and _is_next(rows.get(c.name), repeats_of(c), attempt)]
         if not cases:
             break
         for case in shown(cases):
@@ -105,9 +105,9 @@ def measure_all(
     return list(rows.values())
 
 
-def _is_next(row: Row | None, plan: Plan, attempt: int) -> bool:
+def _is_next(row: Row | None, repeats: Repeats, attempt: int) -> bool:
     """Return whether a case has this attempt."""
-    return row is None or attempt <= plan.attempts or (attempt <= plan.most and is_low(row))
+    return row is None or attempt <= repeats.attempts or (attempt <= repeats.most and is_low(row))
 
 
 def is_low(row: Row) -> bool:
@@ -148,7 +148,7 @@ def measure(case: Case, num_threads: int) -> Row:
         if case.mode == IDLE:
             seconds = single_calls(calls | limits, lambda: time.sleep(IDLE_SECONDS), IDLE_CALLS)
         else:
-            seconds = least_in_turns(calls, limits, first, plan_of(case).turns, PAUSE if case.dim is None else 0.0)
+            seconds = least_in_turns(calls, limits, first, repeats_of(case).turns, PAUSE if case.dim is None else 0.0)
         if case.mode == AUTOGRAD:
             loop = rowwise.parallel_loop(num_threads)
             awake = single_calls(calls, loop, AWAKE_CALLS, AWAKE_SECONDS)

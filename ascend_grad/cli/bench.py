@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
     if suite == "accuracy":
         sections: dict[str, list] = {"accuracy": _measure_accuracy(args.filter, failures)}
     else:
-        sections = _measure(_chosen(suite, args), num_threads, failures)
+        sections = _measure(_selected(suite, args), num_threads, failures)
     if suite not in ("grid", "losses"):
         sections = {name: sections.get(name, []) for name in ("speed", "accuracy", "linear", "memory")}
     facts = {"count": args.grid, "seed": args.seed or 0} if suite == "grid" else {}
@@ -212,7 +212,7 @@ def _check_grid(args: argparse.Namespace) -> None:
         raise CommandError("--update-readme takes a full grid, without --operators and --max-elements")
 
 
-def _chosen(suite: str, args: argparse.Namespace) -> dict[str, list[Case]]:
+def _selected(suite: str, args: argparse.Namespace) -> dict[str, list[Case]]:
     """Return the cases that are measured, by section of the results."""
     from ..bench import cases
 
@@ -251,7 +251,7 @@ def _operators(args: argparse.Namespace) -> list[str]:
     return operators
 
 
-def _measure(chosen: dict[str, list[Case]], num_threads: int, failures: list[Failure]) -> dict[str, list]:
+def _measure(selected: dict[str, list[Case]], num_threads: int, failures: list[Failure]) -> dict[str, list]:
     """Measure times of cases, and memory of those in the section "memory"."""
     from tqdm import tqdm
 
@@ -263,13 +263,13 @@ def _measure(chosen: dict[str, list[Case]], num_threads: int, failures: list[Fai
                 progress.set_postfix_str(case.name)
                 yield case
 
-    of_memory = chosen.get("memory", [])
+    of_memory = selected.get("memory", [])
     # All cases are measured together, so that each has its next attempt after all others.
-    timed = [case for section, cases in chosen.items() for case in cases if section != "memory"]
+    timed = [case for section, cases in selected.items() for case in cases if section != "memory"]
     rows = {row.case.name: row for row in measure.measure_all(timed, num_threads, shown, failures)}
     found: dict[str, list] = {
         section: [rows[name] for name in dict.fromkeys(case.name for case in cases) if name in rows]
-        for section, cases in chosen.items()
+        for section, cases in selected.items()
     }
     if of_memory:
         found["memory"] = []

@@ -32,7 +32,7 @@ from ascend_grad.bench import (
     targets,
 )
 from ascend_grad.bench.case import BACKWARD, FORWARD, MASKED, Case
-from ascend_grad.bench.measure import DisagreementError, Plan
+from ascend_grad.bench.measure import DisagreementError, Repeats
 from ascend_grad.bench.parallel.measure import ParallelResults
 from ascend_grad.bench.results import STREAM, Results, Row, Worst
 from ascend_grad.bench.sides import rowwise
@@ -184,7 +184,7 @@ def test_cases_that_came_out_low_are_measured_again(monkeypatch):
 
     Each side keeps its best time, so that rivals profit as much as this library.
     """
-    monkeypatch.setattr(measure, "RANDOM_PLAN", Plan(3, 2, 4))
+    monkeypatch.setattr(measure, "RANDOM_REPEATS", Repeats(3, 2, 4))
     low, high, lost, disturbed = (replace(small_case(name), suite="random") for name in (*FORWARD, *BACKWARD))
     named = small_case(MASKED[0])
     attempts = {

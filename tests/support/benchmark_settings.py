@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ascend_grad.bench import measure, results, sides
-from ascend_grad.bench.measure import Plan
+from ascend_grad.bench.measure import Repeats
 
 
 def hurry(monkeypatch) -> None:
@@ -12,8 +12,8 @@ def hurry(monkeypatch) -> None:
         monkeypatch.setattr(measure, name, 1e-6)
     for name in ("IDLE_CALLS", "AWAKE_CALLS"):
         monkeypatch.setattr(measure, name, 2)
-    for name in ("NAMED_PLAN", "RANDOM_PLAN"):
-        monkeypatch.setattr(measure, name, Plan(2, 1, 1))
+    for name in ("NAMED_REPEATS", "RANDOM_REPEATS"):
+        monkeypatch.setattr(measure, name, Repeats(2, 1, 1))
     monkeypatch.setattr(measure, "seconds_of_others", lambda: 0.0)
     monkeypatch.setattr(results, "YARDSTICK_SIZE", 8)
     monkeypatch.setattr(sides, "PRODUCT_SIZE", 8)
