@@ -1,12 +1,13 @@
-"""The row-wise operators as others compute them: NumPy's formula, PyTorch's CPU kernels, JAX.
+"""The row-wise operators as each side computes them: this library, NumPy's formula, SciPy, PyTorch's kernels, JAX.
 
-A rival is a function of a case and its arrays. It returns a call without arguments, to be timed, or None if it does not
+A side is a function of a case and its arrays. It returns a call without arguments, to be timed, or None if it does not
 take part in the case. Views, compilation and scratch arrays are prepared before the call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,18 +15,27 @@ import numpy as np
 import ascend_grad as ag
 from ascend_grad._rowwise_python import MASKED_LOGIT
 
-from .. import frameworks, stream
-from ..dtypes import compute_dtype
+from .. import frameworks
+from ..arrays import Operands
+from ..case import AUTOGRAD, BACKWARD, FORWARD, FRESH, MASKED, MASKED_BACKWARD, OUT, RANDOM, Case, compute_dtype
+from ..cases import SMALL
 from ..frameworks import Call, tensor
-from .cases import BACKWARD, FORWARD, MASKED, MASKED_BACKWARD, SCALE, SMALL_LAYOUTS, Case, Operands
+from ..results import ARRAYS, OWN
+
+#: The factor of the masked operators.
+SCALE = 0.125
 
 # ---- this library ----------------------------------------------------------------------------------------------------
 
 
 def ascend_grad(case: Case, operands: Operands) -> Call:
+    return own_call(case, operands.inputs, operands.out)
+
+
+def own_call(case: Case, inputs: tuple[Any, ...], out: Any) -> Call:
+    """Prepare a call of this library on arrays or on tensors."""
     function = getattr(ag, case.operator)
-    inputs, out = operands
-    fresh, dim = case.mode == "fresh", case.dim
+    fresh, dim = case.mode == FRESH, case.dim
     # Arguments are written out, as users do: unpacking them would take a tenth of the time of the smallest calls.
     if case.operator in FORWARD:
         (x,) = inputs
@@ -38,7 +48,7 @@ def ascend_grad(case: Case, operands: Operands) -> Call:
 
 def direct(case: Case, operands: Operands) -> Call | None:
     """Prepare a direct call of the backend in the smallest case, as the time of dispatch is the same at any size."""
-    if case.operator in MASKED or case.mode != "out" or (case.shape, case.dim) != SMALL_LAYOUTS[0]:
+    if case.operator in MASKED or case.mode != OUT or (case.shape, case.dim) != SMALL[0] or case.suite == RANDOM:
         return None
     return frameworks.backend_alone(case.operator, *operands.inputs, case.dim, out=operands.out)
 
@@ -107,39 +117,78 @@ _FORMULAS: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
-def _prepared(formula: Callable, case: Case, operands: Operands) -> Call:
-    """Prepare a NumPy formula on the case's arrays. Arrays of another type or byte order are converted in the call."""
-    inputs, out = operands
+def numpy_call(case: Case, operands: Operands, formula: Callable[..., Any], in_place: bool = False) -> Call:
+    """Prepare a NumPy formula on the case's arrays. Arrays of another type or byte order are converted in the call.
+
+    Parameters
+    ----------
+    case, operands
+        The case and its arrays.
+    formula : callable
+        A function of the inputs, the axis, and the array of the result, which may be the first input, or None for a new
+        one. It returns the result, or a loss and the result.
+    in_place : bool
+        Whether the formula is fastest if it overwrites a converted copy of the first input.
+    """
+    inputs, out, _ = operands
     wide, dim = compute_dtype(case.dtype), case.dim
-    if case.mode == "fresh":
-        if all(a.dtype in (wide, bool) for a in inputs):
+    is_converted = [a.dtype not in (wide, bool) for a in inputs]
+    if case.mode == FRESH:
+        if not any(is_converted):
             return lambda: formula(*inputs, dim, None)
-        return lambda: formula(*(a if a.dtype == bool else a.astype(wide) for a in inputs), dim, None).astype(
-            out.dtype, copy=False
-        )
-    scratch = [a if a.dtype in (wide, bool) else np.empty_like(a, wide) for a in inputs]
-    result = out if out.dtype == wide else np.empty_like(scratch[0])
-    copies = [(copy, array) for copy, array in zip(scratch, inputs) if copy is not array]
-    if not copies and result is out:
+
+        def fresh() -> Any:
+            copies = [a.astype(wide) if converted else a for a, converted in zip(inputs, is_converted)]
+            *loss, result = _as_tuple(formula(*copies, dim, copies[0] if in_place else None))
+            return *loss, result.astype(out.dtype, copy=False)
+
+        return fresh
+    scratch = [np.empty_like(a, wide) if converted else a for a, converted in zip(inputs, is_converted)]
+    result = out
+    if out.dtype != wide:
+        result = scratch[0] if in_place and is_converted[0] else np.empty_like(scratch[0])
+    if not any(is_converted) and result is out:
         return lambda: formula(*scratch, dim, out)
 
-    def call() -> np.ndarray:
-        for copy, array in copies:
-            np.copyto(copy, array)
-        formula(*scratch, dim, result)
+    def call() -> Any:
+        for copy, array, converted in zip(scratch, inputs, is_converted):
+            if converted:
+                np.copyto(copy, array)
+        *loss, _ = _as_tuple(formula(*scratch, dim, result))
         if result is not out:
             np.copyto(out, result, casting="unsafe")
-        return out
+        return *loss, out
 
     return call
 
 
+def _as_tuple(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
 def numpy_formula(case: Case, operands: Operands) -> Call:
-    return _prepared(_FORMULAS[case.operator], case, operands)
+    return numpy_call(case, operands, _FORMULAS[case.operator])
 
 
 def numpy_dot(case: Case, operands: Operands) -> Call | None:
-    return _prepared(_softmax_backward_by_dot, case, operands) if case.operator == "softmax_backward" else None
+    return numpy_call(case, operands, _softmax_backward_by_dot) if case.operator == "softmax_backward" else None
+
+
+def scipy_function(case: Case, operands: Operands) -> Call | None:
+    """Prepare SciPy's function, which always makes a new array, for random problems."""
+    special = frameworks.module("scipy.special")
+    if special is None or case.operator not in FORWARD or case.suite != RANDOM:
+        return None
+    function, wide, dim = getattr(special, case.operator), compute_dtype(case.dtype), case.dim
+    (x,), out, _ = operands
+    if case.mode == FRESH:
+        return lambda: function(x.astype(wide, copy=False), dim).astype(out.dtype, copy=False)
+
+    def call() -> np.ndarray:
+        np.copyto(out, function(x.astype(wide, copy=False), dim), casting="unsafe")
+        return out
+
+    return call
 
 
 # ---- PyTorch ---------------------------------------------------------------------------------------------------------
@@ -147,11 +196,11 @@ def numpy_dot(case: Case, operands: Operands) -> Call | None:
 
 def torch_kernels(case: Case, operands: Operands) -> Call | None:
     torch = frameworks.module("torch")
-    if torch is None:
+    if torch is None or not frameworks.can_be_tensors((*operands.inputs, operands.out)):
         return None
     first, *others = (tensor(array) for array in operands.inputs)
     dtype, dim = first.dtype, case.dim
-    out = None if case.mode == "fresh" else tensor(operands.out)
+    out = None if case.mode == FRESH else tensor(operands.out)
     # The private functions are what `backward()` of the public ones calls. Calling them directly is fastest.
     if case.operator in BACKWARD:
         y = others[0]
@@ -186,13 +235,11 @@ def torch_kernels(case: Case, operands: Operands) -> Call | None:
 
 
 def jax_jitted(case: Case, operands: Operands) -> Call | None:
-    """Prepare the jitted formula for cases with new results, as JAX cannot write into an existing array."""
+    """Prepare the jitted formula for named cases with new results, as JAX cannot write into an existing array."""
     jax = frameworks.module("jax")
-    if jax is None or case.mode != "fresh":
+    if jax is None or case.mode != FRESH or case.suite == RANDOM:
         return None
-    jnp, dim = jax.numpy, case.dim
-    dtype = operands.out.dtype
-    wide = np.float64 if case.dtype == "float64" else np.float32
+    jnp, dim, dtype, wide = jax.numpy, case.dim, operands.out.dtype, compute_dtype(case.dtype)
 
     @jax.jit
     def softmax_backward(g, y):
@@ -209,29 +256,62 @@ def jax_jitted(case: Case, operands: Operands) -> Call | None:
     return lambda: formula(g, y).block_until_ready()
 
 
-#: Rivals by their names in the results. "numpy dot" is faster than "numpy" for softmax_backward.
-RIVALS: dict[str, Callable[[Case, Operands], Call | None]] = {
+Sides = dict[str, Callable[[Case, Operands], Call | None]]
+
+#: The sides by their names in the results. "numpy dot" is faster than "numpy" for softmax_backward.
+SIDES: Sides = {
+    OWN: ascend_grad,
     "numpy": numpy_formula,
     "numpy dot": numpy_dot,
+    "scipy": scipy_function,
     "torch": torch_kernels,
     "jax": jax_jitted,
 }
 
-
-# ---- the limit that memory sets --------------------------------------------------------------------------------------
-
-
-def streams(case: Case, operands: Operands, num_threads: int) -> dict[str, Call]:
-    """Return the additions that set a case's memory limit. A new result has none, as its pages are allocated, too."""
-    if case.mode != "out" or case.nbytes < stream.SMALLEST:
-        return {}
-    floats = [a for a in operands.inputs if a.dtype == operands.out.dtype]
-    a, b, out = (_as_float32(array) for array in (floats[0], floats[-1], operands.out))
-    return stream.both(a, b, lambda: out, num_threads)
+# ---- tensors ---------------------------------------------------------------------------------------------------------
 
 
-def _as_float32(array: np.ndarray) -> np.ndarray:
-    """Return the array itself, or ones of the same size for other types, as their bits could be slow subnormals."""
-    if array.dtype == np.float32:
-        return array.reshape(-1)
-    return np.ones(array.nbytes // 4, np.float32)
+def ascend_grad_on_tensors(case: Case, operands: Operands) -> Call:
+    if case.mode != AUTOGRAD:
+        return own_call(case, tuple(map(tensor, operands.inputs)), tensor(operands.out))
+    import ascend_grad.torch as agt
+
+    return _differentiated(getattr(agt, case.operator), case, operands)
+
+
+def ascend_grad_on_arrays(case: Case, operands: Operands) -> Call | None:
+    return None if case.mode == AUTOGRAD else ascend_grad(case, operands)
+
+
+def torch_on_tensors(case: Case, operands: Operands) -> Call | None:
+    import torch
+
+    if case.mode != AUTOGRAD:
+        return torch_kernels(case, operands)
+    return _differentiated(getattr(torch, case.operator), case, operands)
+
+
+def _differentiated(function: Callable[..., Any], case: Case, operands: Operands) -> Call:
+    """Prepare a function of a tensor and its gradient, for an upstream gradient of random values."""
+    import torch
+
+    (x,) = map(tensor, operands.inputs)
+    x.requires_grad_()
+    grad = tensor(np.random.default_rng(1).standard_normal(case.shape, np.float32).astype(operands.out.dtype))
+    dim = case.dim
+    return lambda: torch.autograd.grad(function(x, dim), x, grad)
+
+
+TENSOR_SIDES: Sides = {
+    OWN: ascend_grad_on_tensors,
+    ARRAYS: ascend_grad_on_arrays,
+    "torch": torch_on_tensors,
+}
+
+
+def parallel_loop(num_threads: int) -> Call:
+    """Prepare an elementwise operation by all of PyTorch's threads, which leaves them awake."""
+    import torch
+
+    x = torch.ones(num_threads << 18)
+    return partial(torch.exp, x, out=torch.empty_like(x))
