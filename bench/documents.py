@@ -50,9 +50,10 @@ def machine_block(results: Results) -> str:
 
 
 def blocks(kept: Mapping[str, Results], grids: Sequence[Results] = ()) -> dict[str, str]:
-    """Make every block that results can fill, by name, from those of named cases and those of random problems.
+    """Make every block of the documents that the results can fill, by name.
 
-    ``kept`` has the results by the names of their files, of `KEPT`.
+    ``kept`` has the results of named cases by the names of their files, of `KEPT`. ``grids`` has the results of random
+    problems.
     """
     found: dict[str, str] = {}
     lines: list[targets.Target] = []

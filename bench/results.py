@@ -17,8 +17,8 @@ DIRECT = "direct"
 ARRAYS = "arrays"
 #: Name of the side that is this library without the filter.
 UNFILTERED = "unfiltered"
-#: Names of the rivals' sides. A NumPy user would write the first ones; those of WIDENED take float32 copies of 16-bit
-#: arrays, which are made beforehand.
+#: Names of the rivals' sides. `NUMPY` names formulas that a NumPy user would write. `WIDENED` names the same formulas
+#: on float32 copies of 16-bit arrays, which are made beforehand.
 NUMPY = ("numpy", "numpy dot")
 WIDENED = ("numpy widened", "numpy dot widened")
 SCIPY = ("scipy",)

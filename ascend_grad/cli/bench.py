@@ -101,7 +101,7 @@ def add_parser(subparsers) -> None:
         help="keep the results with the sources, and write the tables of the documents anew (in a source tree)",
     )
     group = parser.add_argument_group("random problems")
-    group.add_argument("--grid", type=int, metavar="COUNT", help="measure so many random problems, no named cases")
+    group.add_argument("--grid", type=int, metavar="COUNT", help="measure COUNT random problems, no named cases")
     group.add_argument("--seed", type=int, metavar="SEED", help="of the random problems (default: 0)")
     group.add_argument(
         "--operators",

@@ -113,7 +113,7 @@ class Result:
         ]
 
     def written(self) -> da.Array:
-        """Return an array of dask whose blocks, when they are computed, write those of the result."""
+        """Return a dask array. Computing one of its blocks writes the block of the result with the same index."""
         empty = np.empty((0,) * self.values.ndim)
         return self.values.map_blocks(self._write, name=f"write-{self.target}", dtype=empty.dtype, meta=empty)
 

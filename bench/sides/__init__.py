@@ -1,4 +1,4 @@
-"""What a case compares: the calls of all sides on the same arrays, and the limits that the machine sets."""
+"""Prepare the comparison of a case: the calls of all sides on the same arrays, and the limits that the machine sets."""
 
 from __future__ import annotations
 

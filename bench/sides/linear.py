@@ -300,7 +300,7 @@ def agree(
 
 
 def calls_agree(case: Case, own: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
-    """Return whether the results of a case without rivals fit those of the other call."""
+    """Return whether the results of a case without rivals agree with the results of its other call."""
     if case.operator == JAX or case.mode in OUTPUTS:
         return agree(own[:3], other[:3], case.dtype)
     if case.operator == WHOLE:

@@ -90,18 +90,7 @@ class ShardedWordModel(LanguageModel):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        The arguments; default: the arguments of the process.
-
-    Returns
-    -------
-    int
-        The exit status: 0 if the losses are equal except for rounding, else 1.
-    """
+    """Run the example with these arguments, or with the arguments of the process, and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="losses_over_ranks.py",
         description=DESCRIPTION,

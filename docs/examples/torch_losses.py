@@ -95,10 +95,9 @@ class LanguageModel(nn.Module):
 
     def _attend(self, x: torch.Tensor) -> torch.Tensor:
         heads = (3, self.sizes.heads, self.sizes.width // self.sizes.heads)
-        query, key, value = (
-            self.query_key_value(x).unflatten(-1, heads).permute(2, 0, 3, 1, 4)
-        )  # [B, heads, T, D/heads]
-        scores = query @ key.transpose(-1, -2)  # [B, heads, T, T], of [B, heads, T, D/heads]
+        # Each of the three has the shape [B, heads, T, D/heads].
+        query, key, value = self.query_key_value(x).unflatten(-1, heads).permute(2, 0, 3, 1, 4)
+        scores = query @ key.transpose(-1, -2)  # [B, heads, T, T]
         weights = agt.scaled_masked_softmax(scores, self.future, 1 / math.sqrt(heads[-1]))
         return self.attended((weights @ value).transpose(1, 2).flatten(2))
 
@@ -180,18 +179,7 @@ def _peak_bytes() -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        The arguments; default: the arguments of the process.
-
-    Returns
-    -------
-    int
-        The exit status, 0.
-    """
+    """Run the example with these arguments, or with the arguments of the process, and return the exit status."""
     parser = argparse.ArgumentParser(
         prog="torch_losses.py",
         description=DESCRIPTION,
