@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -15,7 +15,7 @@ import ascend_grad as ag
 from ascend_grad import _cpu_backend
 from ascend_grad.inspection import bound_call
 
-from .dtypes import compute_dtype, numpy_dtype
+from .case import compute_dtype, numpy_dtype
 
 Call = Callable[[], Any]
 
@@ -107,6 +107,13 @@ def tensor(array: np.ndarray) -> Any:
     if array.dtype == numpy_dtype("bfloat16"):
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
+
+
+def can_be_tensors(arrays: Sequence[np.ndarray]) -> bool:
+    """Return whether tensors can be views of the arrays, the last of which has the dtype of the first."""
+    return arrays[0].dtype == arrays[-1].dtype and all(
+        a.dtype.isnative and all(stride >= 0 for stride in a.strides) for a in arrays
+    )
 
 
 def backend_alone(operator: str, *args: Any, **kwargs: Any) -> Call:

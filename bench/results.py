@@ -1,32 +1,51 @@
-"""Results of a case, and their storage in JSON files."""
+"""Results of the cases of one run, and their storage in JSON files."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-from . import stream
+from .case import Case
 
 #: Name of the side that is this library.
 OWN = "ascend_grad"
 #: Name of the side that calls the CPU backend directly. The difference to the public function is the cost of dispatch.
 DIRECT = "direct"
-#: Names of the sides that a NumPy user would write.
+#: Name of this library's side on arrays over the memory of tensors.
+ARRAYS = "arrays"
+#: Name of the side that is this library without the filter.
+UNFILTERED = "unfiltered"
+#: Names of the rivals' sides. `NUMPY` names formulas that a NumPy user would write. `WIDENED` names the same formulas
+#: on float32 copies of 16-bit arrays, which are made beforehand.
 NUMPY = ("numpy", "numpy dot")
+WIDENED = ("numpy widened", "numpy dot widened")
+SCIPY = ("scipy",)
+TORCH = ("torch", "torch chunked")
+#: Names of the limits that the machine sets: additions with the memory traffic of a call, with ordinary and with
+#: non-temporal stores; the products of a linear problem at the rate of a square product in BLAS.
+STREAM = ("stream", "stream non-temporal")
+PRODUCTS = "products"
+#: Name of a large square product in BLAS, in the type of the accumulators, which shows the rate of the machine.
+YARDSTICK = "gemm"
+#: Rows and columns of that product.
+YARDSTICK_SIZE = 2048
+#: Suffix of the name of a side whose calls come right after an operation by PyTorch's threads, which are then awake.
+AWAKE = " awake"
 
 #: Folder of the results in the source tree, which the documents show. The wheel does not have it.
 FOLDER = Path(__file__).resolve().parent / "results"
 
 
-Case = TypeVar("Case")
+def side_of(variant: str) -> str:
+    """Return the name of the side that is this library on a forced variant."""
+    return f"{OWN} {variant}"
 
 
 @dataclass(frozen=True)
-class Row(Generic[Case]):
-    """Median seconds per call of one case, by side, and the number of cores kept busy by others meanwhile."""
+class Row:
+    """Seconds per call of one case, by side, and the number of cores kept busy by others meanwhile."""
 
     case: Case
     seconds: dict[str, float]
@@ -36,15 +55,27 @@ class Row(Generic[Case]):
     def own(self) -> float:
         return self.seconds[OWN]
 
+    def best(self, *sides: str) -> float | None:
+        """Return the time of the fastest of some sides, or None if none was measured."""
+        return min((self.seconds[side] for side in sides if side in self.seconds), default=None)
+
     def speedup(self, *sides: str) -> float | None:
         """Return the time of the fastest of some sides, as a multiple of ours, or None if none was measured."""
-        others = [self.seconds[side] for side in sides if side in self.seconds]
-        return min(others) / self.own if others else None
+        best = self.best(*sides)
+        return None if best is None else best / self.own
 
     @property
-    def share(self) -> float | None:
-        """Return the speed of this library as a fraction of the limit that memory sets, or None if that is unknown."""
-        return self.speedup(stream.ORDINARY, stream.NON_TEMPORAL)
+    def awake_ratio(self) -> float | None:
+        """Return torch's time over ours, with torch's threads awake."""
+        own, other = self.seconds.get(OWN + AWAKE), self.seconds.get(TORCH[0] + AWAKE)
+        return other / own if own and other else None
+
+    @property
+    def of_yardstick(self) -> float | None:
+        """Return the rate of a linear call relative to the rate of a large square product in BLAS."""
+        if YARDSTICK not in self.seconds:
+            return None
+        return self.case.operations / self.own / (2 * YARDSTICK_SIZE**3 / self.seconds[YARDSTICK])
 
 
 @dataclass(frozen=True)
@@ -60,6 +91,16 @@ class Worst:
 
 
 @dataclass(frozen=True)
+class Growth:
+    """The bytes by which a call made the process grow in addition to its results, and this library's upper bound."""
+
+    case: Case
+    side: str
+    bytes: int
+    promise: int
+
+
+@dataclass(frozen=True)
 class Failure:
     """A case that could not be measured, and the reason."""
 
@@ -67,24 +108,66 @@ class Failure:
     error: str
 
 
-def rows_to_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    return [asdict(row.case) | {"seconds": _rounded(row.seconds), "others": round(row.others, 2)} for row in rows]
+@dataclass(frozen=True)
+class Results:
+    """Results of one run on one machine.
+
+    Attributes
+    ----------
+    machine, num_threads
+        The conditions of the run.
+    sections : dict
+        Lists of results by name, in the order of the file: "accuracy" of `Worst`, "memory" of `Growth`, "failures" of
+        `Failure`, all others of `Row`.
+    facts : dict
+        The count and the seed of random problems.
+    """
+
+    machine: dict[str, str]
+    num_threads: int
+    sections: dict[str, list]
+    facts: dict[str, int] = field(default_factory=dict)
+
+    def __getitem__(self, section: str) -> list:
+        return self.sections.get(section, [])
+
+    @property
+    def rows(self) -> list[Row]:
+        """Return the rows of all timed cases."""
+        return [item for items in self.sections.values() for item in items if isinstance(item, Row)]
+
+    def to_json(self) -> str:
+        sections = {name: list(map(_fields, items)) for name, items in self.sections.items()}
+        return json_lines({"machine": self.machine, "num_threads": self.num_threads, **self.facts, **sections})
+
+    @classmethod
+    def from_json(cls, text: str) -> Results:
+        content = json.loads(text)
+        machine, num_threads = content.pop("machine"), content.pop("num_threads")
+        sections = {
+            name: [_item(name, fields) for fields in value]
+            for name, value in content.items()
+            if isinstance(value, list)
+        }
+        return cls(machine, num_threads, sections, {k: v for k, v in content.items() if k not in sections})
 
 
-def rows_from_json(kind: type, content: Sequence[dict[str, Any]]) -> list[Row]:
-    rows = []
-    for fields in content:
-        seconds, others = fields.pop("seconds"), fields.pop("others")
-        rows.append(Row(case_from_json(kind, fields), seconds, others))
-    return rows
+def _fields(item: Any) -> dict[str, Any]:
+    if isinstance(item, Row):
+        seconds = {side: float(f"{value:.4g}") for side, value in item.seconds.items()}
+        return item.case.stored() | {"seconds": seconds, "others": round(item.others, 2)}
+    return asdict(item) | ({"case": item.case.stored()} if isinstance(item, Growth) else {})
 
 
-def case_from_json(kind: type, fields: dict[str, Any]) -> Any:
-    return kind(**fields | {"shape": tuple(fields["shape"])})
-
-
-def _rounded(seconds: dict[str, float]) -> dict[str, float]:
-    return {side: float(f"{value:.4g}") for side, value in seconds.items()}
+def _item(section: str, fields: dict[str, Any]) -> Any:
+    if section == "accuracy":
+        return Worst(**fields)
+    if section == "failures":
+        return Failure(**fields)
+    if section == "memory":
+        return Growth(**fields | {"case": Case.of(fields["case"])})
+    seconds, others = fields.pop("seconds"), fields.pop("others")
+    return Row(Case.of(fields), seconds, others)
 
 
 def json_lines(content: dict[str, Any]) -> str:

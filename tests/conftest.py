@@ -54,6 +54,14 @@ largest_errors: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
 
 
 #: Paths of tests that need an optional package. If the package is not installed, they are not collected.
+ABOUT_ZARR = (
+    "tests/cli/test_apply_zarr.py",
+    "tests/cli/test_score_zarr.py",
+    "tests/support/zarr_files.py",
+    "ascend_grad/cli/apply_zarr.py",
+    "ascend_grad/cli/score_zarr.py",
+    "ascend_grad/cli/zarr_results.py",
+)
 ABOUT_PACKAGES = {
     "torch": (
         "tests/programs/test_fsdp.py",
@@ -85,8 +93,14 @@ ABOUT_PACKAGES = {
         "ascend_grad/jax",
         "docs/jax.md",
     ),
-    "dask": ("tests/dask_arrays", "tests/support/dask_chunks.py", "ascend_grad/dask", "docs/dask.md"),
-    "zarr": ("tests/cli/test_apply_zarr.py", "tests/cli/test_score_zarr.py", "tests/support/zarr_files.py"),
+    "dask": (
+        "tests/dask_arrays",
+        "tests/support/dask_chunks.py",
+        "ascend_grad/dask",
+        "docs/dask.md",
+        *ABOUT_ZARR,
+    ),
+    "zarr": ABOUT_ZARR,
     "torch_npu": ("tests/pytorch/test_npu_real.py",),
     "PyInstaller": ("tests/programs/test_frozen.py",),
     "mypy": ("tests/programs/test_types.py",),

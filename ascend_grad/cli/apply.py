@@ -10,12 +10,12 @@ import ascend_grad as ag
 from .._call import Operator
 from ..arrays import BFLOAT16, FLOATING_DTYPES
 from ..operators import table
-from . import apply_npy, apply_zarr
+from . import apply_npy
 from .apply_job import Job, takes_out
 from .errors import CommandError, out_of_memory
 from .exit_statuses import exit_statuses
 from .options import add_execution_options, add_file_options, progress_bar
-from .zarr_inputs import is_zarr
+from .zarr_inputs import is_zarr, require_packages
 
 OPERATORS = (
     *table.ROWWISE,
@@ -171,7 +171,11 @@ def run(args: argparse.Namespace) -> int:
         bar=progress_bar(args, unit="B", unit_scale=True, unit_divisor=1024),
     )
     try:
-        if any(map(is_zarr, job.sources.values())):
+        zarrs = [source for source in job.sources.values() if is_zarr(source)]
+        if zarrs:
+            require_packages(zarrs[0])
+            from . import apply_zarr
+
             apply_zarr.run(job)
         else:
             apply_npy.run(job, _result_options(operator))

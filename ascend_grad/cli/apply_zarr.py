@@ -1,72 +1,60 @@
-"""Row-wise operators on Zarr arrays, a row of chunks at a time."""
+"""Row-wise operators on Zarr arrays, in blocks that dask computes."""
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterable, Iterator
+from functools import partial
 from time import perf_counter
 
-import numpy as np
+import ascend_grad as ag
 
+from ..dask.rowwise import blockwise
 from ..operators import table
 from .apply_job import Job
 from .errors import CommandError
-from .new_zarr import Layout, new_zarr
-from .zarr_grid import Grid
-from .zarr_inputs import ZarrInput, digest_of_states, is_zarr
-from .zarr_results import Encoder, Part, check_complete, checked_zarr_target
+from .zarr_inputs import ZarrInput, is_zarr
+from .zarr_results import Result, compute
+
+#: Bytes of a block of the result: little memory, and much work compared with the cost of a task.
+BLOCK_BYTES = 2**24
+#: Bytes of the blocks that are computed at a time, but for a single one that has more.
+MEMORY_BYTES = 2**28
 
 
 def run(job: Job) -> None:
     """Write a Zarr array with the chunks of the first input, and a line about it to stdout."""
     _check_sources(job)
-    inputs = [ZarrInput(source, job.raw_dtype_of(name)) for name, source in job.sources.items()]
-    arrays = {name: each.stand_in for name, each in zip(job.sources, inputs)}
+    inputs = {name: ZarrInput(source, job.raw_dtype_of(name)) for name, source in job.sources.items()}
+    arrays = {name: each.stand_in for name, each in inputs.items()}
     job.check_raw_dtype({name: array.dtype for name, array in arrays.items()})
     call, backend = job.validated(arrays)
-    (spec,) = call.specs
+    (spec,), (path,), start = call.specs, job.results.values(), perf_counter()
     assert spec is not None
-    shape, dtype = spec.shape, job.out_dtype or spec.dtype
-    (path,) = job.results.values()
-    target = checked_zarr_target(path, list(job.sources.values()))
+    first, dtype = next(iter(inputs.values())), job.out_dtype or spec.dtype
 
-    encoder = Encoder(path, inputs[0].format, dtype)
-    grid, axis, start = encoder.grid, job.reduced_axis(call), perf_counter()
-    description = job.description() | {"shape": shape, "chunks": grid.lengths}
-    layout = Layout(encoder.metadata, grid, description, grid.number_of_boxes(axis))
-    for _ in _parts(inputs, grid, axis):  # reports errors of the inputs before anything is written
-        pass
-    with job.bar(desc=job.operator.name, total=math.prod(shape) * dtype.itemsize) as progress:
-
-        def done(parts: Iterable[Part]) -> Iterator[Part]:
-            """Yield parts, and tell the progress bar of each that is done."""
-            for part in parts:
-                yield part
-                progress.update(math.prod(part.lengths) * dtype.itemsize)
-
-        parts, computed = done(_parts(inputs, grid, axis)), 0
-        if os.path.lexists(target):
-            check_complete(path, target, layout, parts)
-        else:
-            function = job.function(backend)
-            with new_zarr(path, target, layout) as result:
-                for part in parts:
-                    if result.why_unfinished(part.number, part.inputs, grid.keys(part.box)) is not None:
-                        out = np.empty(part.lengths, dtype)
-                        function(*(each.read(part.box) for each in inputs), out=out)
-                        result.write(part.number, part.inputs, encoder.encode(part.box, out))
-                        computed += 1
+    lengths = _block_lengths(first.shape, first.lengths, job.reduced_axis(call), dtype.itemsize)
+    block_bytes = math.prod(lengths) * sum(each.dtype.itemsize for each in (*inputs.values(), first))
+    threads = job.num_threads or ag.get_num_threads()
+    workers = max(1, min(threads, MEMORY_BYTES // block_bytes))
+    blocks = {name: each.blocks(lengths) for name, each in inputs.items()}
+    values = blockwise(job.operator, call.arguments | blocks, backend, threads // workers, job.out_dtype)
+    description = job.description() | {"state": [each.state() for each in inputs.values()]}
+    result = Result(path, list(job.sources.values()), values, first.format, description)
+    (computed,) = compute([result], workers, partial(job.bar, desc=job.operator.name))
     print(
-        f"{path}: {dtype} {shape}, {computed} of {layout.parts} parts computed and written in "
+        f"{path}: {dtype} {spec.shape}, {computed} of {values.npartitions} parts computed and written in "
         f"{perf_counter() - start:.2f} s (backend {backend})"
     )
 
 
-def _parts(inputs: list[ZarrInput], grid: Grid, axis: int) -> Iterator[Part]:
-    """Yield the parts of a result, each with the state that its inputs have now."""
-    for number, box in enumerate(grid.boxes(axis)):
-        yield Part(number, box, digest_of_states(each.states(box) for each in inputs))
+def _block_lengths(shape: tuple[int, ...], cell: tuple[int, ...], dim: int, itemsize: int) -> tuple[int, ...]:
+    """Return the lengths of blocks of whole cells, which are whole along ``dim``."""
+    lengths = [max(length, 1) if axis == dim else n for axis, (n, length) in enumerate(zip(cell, shape))]
+    for axis in reversed(range(len(shape))):
+        if axis != dim:
+            wanted = BLOCK_BYTES // (math.prod(lengths) * itemsize)
+            lengths[axis] *= max(1, min(wanted, -(-shape[axis] // lengths[axis])))
+    return tuple(lengths)
 
 
 def _check_sources(job: Job) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,19 +14,17 @@ import ascend_grad as ag
 from .._dispatch import requested
 from ..arguments import thread_count
 from ..backends import REGISTRY
-from . import bench_grid, bench_losses
 from .errors import CommandError, writing
 from .exit_statuses import exit_statuses
 from .new_files import check_writable, new_figure, write_report
 
 if TYPE_CHECKING:
-    from ..bench.linear.measure import Growth
-    from ..bench.results import Failure, Row, Worst
-    from ..bench.rowwise.cases import Case
+    from ..bench.case import Case
+    from ..bench.results import Failure, Worst
 
 DESCRIPTION = """\
-Time the operators, NumPy's formulas, and PyTorch and JAX if they are installed: medians of repeated calls, all sides in
-turn. "numpy 8.0×" means that NumPy takes 8 times as long; "numpy dot" is NumPy's fastest form if that is not the
+Time the operators, NumPy's formulas, and PyTorch and JAX if they are installed: the least time of five turns, all sides
+in turn. "numpy 8.0×" means that NumPy takes 8 times as long; "numpy dot" is NumPy's fastest form if that is not the
 formula as it is written; "of stream" is the fraction of the speed of memory. A mode follows each case: the result goes
 into an existing array (out), into a new one (fresh), or the call follows 20 ms of idling (idle).
 The full run takes about twenty minutes and up to 5 GB.
@@ -47,8 +44,9 @@ the call of arrays, as a fraction of the time of the call. About ten minutes, up
 
 --grid COUNT draws random problems: operators, ranks, shapes, dims, layouts in memory, dtypes, the place of the result.
 A measurement is the least time of several turns. Every problem is measured twice, with other problems in between, and
-up to four times if a rival was faster; the best measurement of each side is kept. "of the limit" is the fraction of the
-speed of memory, or of a product in BLAS. 300 problems take about a quarter of an hour and up to 6 GB.
+up to four times if a rival was faster, or if other processes disturbed it; the best measurement of each side is kept.
+"of the limit" is the fraction of the speed of memory, or of a product in BLAS. 300 problems take about a quarter of an
+hour and up to 6 GB.
 
 Tables go to stdout, progress and failures to stderr. Only the files of --json, --plot and --update-readme are written.
 A case that fails does not end the run: the rows of all others are printed and written.
@@ -64,11 +62,8 @@ examples:
   ascend-grad bench --accuracy
 """
 
-#: The tables of the documents that are printed.
-SHOWN = (
-    *("rows", "accuracy", "targets", "linear_rows", "linear_memory", "linear_targets"),
-    *("tensors_calls", "tensors_autograd", "tensors_losses", "tensors_memory", "tensors_targets"),
-)
+#: Names of the two families of operators of random problems.
+GROUPS = ("rowwise", "linear")
 
 STATUSES = exit_statuses(
     "everything was measured (no matter how fast it is)",
@@ -105,65 +100,62 @@ def add_parser(subparsers) -> None:
         action="store_true",
         help="keep the results with the sources, and write the tables of the documents anew (in a source tree)",
     )
-    bench_grid.add_options(parser)
+    group = parser.add_argument_group("random problems")
+    group.add_argument("--grid", type=int, metavar="COUNT", help="measure COUNT random problems, no named cases")
+    group.add_argument("--seed", type=int, metavar="SEED", help="of the random problems (default: 0)")
+    group.add_argument(
+        "--operators",
+        nargs="+",
+        metavar="OP",
+        help="only these operators, or groups: rowwise, linear (default: all, three of ten problems linear ones)",
+    )
+    group.add_argument(
+        "--max-elements", type=int, metavar="N", help="bound for the size of row-wise problems (default: 4194304)"
+    )
     parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
     if not importlib.util.find_spec("ascend_grad.bench"):  # it is the folder bench/ of the sources
         raise CommandError("the benchmark needs the package to be installed, not only compiled: pip install .")
-    from ..bench import documents, machine
-    from ..bench.linear.cases import LinearCase
-    from ..bench.named import Results
-    from ..bench.rowwise import report
+    from ..bench import charts, documents, machine
+    from ..bench.results import Results
 
     _check(args)
     num_threads = thread_count(args.threads) or ag.get_num_threads()
-    if args.grid is not None:
-        return bench_grid.run(args, num_threads)
-    if args.losses:
-        return bench_losses.run(args, num_threads)
-    speed: Sequence[Row[Case]] = ()
-    accuracy: Sequence[Worst] = ()
+    suite = next((name for name in ("accuracy", "linear", "torch", "losses") if getattr(args, name)), "speed")
+    suite = "grid" if args.grid is not None else {"torch": "tensors"}.get(suite, suite)
     failures: list[Failure] = []
-    linear: Sequence[Row[LinearCase]] = ()
-    memory: Sequence[Growth] = ()
-    if args.accuracy:
-        file = documents.ACCURACY_FILE
-        accuracy = _measure_accuracy(args.filter, failures)
-    elif args.linear:
-        file = documents.LINEAR_FILE
-        linear, memory = _measure_room("linear", args, num_threads, failures)
-    elif args.torch:
-        file = documents.TENSORS_FILE
-        rows, memory = _measure_room("pytorch", args, num_threads, failures)
-        linear = [row for row in rows if isinstance(row.case, LinearCase)]
-        speed = [row for row in rows if row not in linear]
+    if suite == "accuracy":
+        sections: dict[str, list] = {"accuracy": _measure_accuracy(args.filter, failures)}
     else:
-        file = documents.SPEED_FILE
-        speed = _measure_speed(_chosen_cases(args), num_threads, failures)
-    results = Results(machine.describe(), num_threads, speed, accuracy, linear, memory, failures)
+        sections = _measure(_selected(suite, args), num_threads, failures)
+    if suite not in ("grid", "losses"):
+        sections = {name: sections.get(name, []) for name in ("speed", "accuracy", "linear", "memory")}
+    facts = {"count": args.grid, "seed": args.seed or 0} if suite == "grid" else {}
+    results = Results(machine.describe(), num_threads, sections | {"failures": failures}, facts)
 
     print(documents.machine_block(results))
-    parts = (None, None, None, results) if args.torch else (speed, accuracy, linear or memory)
-    shown = documents.blocks(*(results if part else None for part in parts))
-    for name in SHOWN:
-        if name in shown:
-            print(shown[name])
+    if any(sections.values()):
+        found = documents.blocks({}, [results]) if suite == "grid" else documents.blocks({suite: results})
+        for name, block in found.items():
+            if name not in documents.NOT_PRINTED:
+                print(block)
     if args.json:
         write_report("--json", args.json, results.to_json())
     for failure in failures:
         print(f"ascend-grad bench: failed: {failure.case}: {failure.error}", file=sys.stderr)
-    if args.plot and speed:
+    if args.plot and results.rows:
         with writing(f"--plot {args.plot}"):
-            report.chart(speed, args.plot)
+            if suite == "grid":
+                charts.grid_chart([results], args.plot)
+            else:
+                charts.speed_chart(results.rows, args.plot)
     if args.update_readme and failures:
         print("ascend-grad bench: the documents stay as they are", file=sys.stderr)
     elif args.update_readme:
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(results.to_json(), encoding="utf-8")
-        documents.update_documents()
-    return 0 if not failures and all(worst.error <= 1 for worst in accuracy) else 1
+        documents.keep(documents.file_of(suite, args.seed or 0), results.to_json())
+    return 0 if not failures and all(worst.error <= 1 for worst in results["accuracy"]) else 1
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -175,7 +167,7 @@ def _check(args: argparse.Namespace) -> None:
         raise CommandError(f"--accuracy is about the CPU, and {backend!r} is asked for")
     if backend in REGISTRY and not (status := ag.backends()[backend]).usable:
         raise CommandError(f"backend {backend!r} is not usable: {status.reason}")
-    bench_grid.check(args)
+    _check_grid(args)
     if args.accuracy and (args.linear or args.torch or args.losses):
         raise CommandError("--accuracy goes over all operators, without --linear, --torch and --losses")
     if args.linear and args.torch:
@@ -206,20 +198,64 @@ def _check(args: argparse.Namespace) -> None:
         new_figure("--plot", args.plot)
 
 
-def _chosen_cases(args: argparse.Namespace) -> list[Case]:
-    from ..bench.rowwise import cases
+def _check_grid(args: argparse.Namespace) -> None:
+    if args.grid is None:
+        for option in ("seed", "operators", "max_elements"):
+            if getattr(args, option) is not None:
+                raise CommandError(f"--{option.replace('_', '-')} is for random problems, with --grid COUNT")
+        return
+    if args.linear or args.losses or args.accuracy or args.quick:
+        raise CommandError("--grid draws its own problems, without --linear, --losses, --accuracy and --quick")
+    if args.grid < 1 or (args.seed or 0) < 0 or (args.max_elements or 4) < 4:
+        raise CommandError("--grid takes a count from 1 on, --seed a number from 0 on, --max-elements one from 4 on")
+    if args.update_readme and (args.operators or args.max_elements):
+        raise CommandError("--update-readme takes a full grid, without --operators and --max-elements")
 
-    found = cases.quick() if args.quick else cases.full()
-    found = [case for case in found if _is_wanted(case.name, args)]
-    if not found:
-        raise CommandError(f"no case contains {' and '.join(map(repr, args.filter))}")
-    return found
+
+def _selected(suite: str, args: argparse.Namespace) -> dict[str, list[Case]]:
+    """Return the cases that are measured, by section of the results."""
+    from ..bench import cases
+
+    if suite == "grid":
+        drawn = cases.draw(args.grid, args.seed or 0, _operators(args), args.max_elements)
+        found = dict(zip(GROUPS, ([c for c in drawn if c.dim is not None], [c for c in drawn if c.dim is None])))
+    elif suite == "tensors":
+        both = cases.tensors(args.quick)
+        found = {"speed": [c for c in both if c.dim is not None], "linear": [c for c in both if c.dim is None]}
+    elif suite == "losses":
+        found = {part: getattr(cases, part)(args.quick) for part in ("logits", "drawn")}
+        found["linear"] = cases.relative(args.quick)
+    else:
+        found = {suite: getattr(cases, suite)(args.quick)}
+    if suite in ("linear", "tensors") and not args.quick:
+        found["memory"] = cases.linear_memory() if suite == "linear" else cases.tensors_memory()
+    wanted = {
+        section: [case for case in part if all(text in case.name for text in args.filter)]
+        for section, part in found.items()
+    }
+    if not any(wanted.values()):
+        kind = "problem" if suite == "grid" else "case"
+        raise CommandError(f"no {kind} contains {' and '.join(map(repr, args.filter))}")
+    return wanted
 
 
-def _measure_speed(cases: Sequence[Case], num_threads: int, failures: list[Failure]) -> list[Row[Case]]:
+def _operators(args: argparse.Namespace) -> list[str]:
+    from ..bench.case import LINEAR, ROWWISE
+    from ..bench.cases import OPERATORS
+
+    groups = dict(zip(GROUPS, (ROWWISE, LINEAR)))
+    operators = [operator for name in args.operators or OPERATORS for operator in groups.get(name, (name,))]
+    for operator in operators:
+        if operator not in OPERATORS:
+            raise CommandError(f"--operators: {operator} is none of {', '.join((*GROUPS, *OPERATORS))}")
+    return operators
+
+
+def _measure(selected: dict[str, list[Case]], num_threads: int, failures: list[Failure]) -> dict[str, list]:
+    """Measure times of cases, and memory of those in the section "memory"."""
     from tqdm import tqdm
 
-    from ..bench.rowwise.measure import TOLERATED, measure_all
+    from ..bench import measure
 
     def shown(cases: Sequence[Case]) -> Iterator[Case]:
         with tqdm(cases, unit="case") as progress:
@@ -227,61 +263,38 @@ def _measure_speed(cases: Sequence[Case], num_threads: int, failures: list[Failu
                 progress.set_postfix_str(case.name)
                 yield case
 
-    rows = measure_all(cases, num_threads, shown, failures)
-    disturbed = sum(row.others > TOLERATED for row in rows)
+    of_memory = selected.get("memory", [])
+    # All cases are measured together, so that each has its next attempt after all others.
+    timed = [case for section, cases in selected.items() for case in cases if section != "memory"]
+    rows = {row.case.name: row for row in measure.measure_all(timed, num_threads, shown, failures)}
+    found: dict[str, list] = {
+        section: [rows[name] for name in dict.fromkeys(case.name for case in cases) if name in rows]
+        for section, cases in selected.items()
+    }
+    if of_memory:
+        found["memory"] = []
+    for case in shown(of_memory) if of_memory else ():
+        with measure.recorded(case.name, failures):
+            found["memory"] += measure.memory(case, num_threads)
+    disturbed = sum(row.others > measure.TOLERATED for row in rows.values())
     if disturbed:
         print(f"warning: other processes disturbed {disturbed} of {len(rows)} cases", file=sys.stderr)
-    return rows
-
-
-def _measure_room(
-    family: str, args: argparse.Namespace, num_threads: int, failures: list[Failure]
-) -> tuple[list[Row], list[Growth]]:
-    """Measure times of the chosen cases of a benchmark package, and memory of its others unless the run is quick."""
-    from tqdm import tqdm
-
-    from ..bench.measure import recorded
-
-    cases, measure = (importlib.import_module(f"ascend_grad.bench.{family}.{name}") for name in ("cases", "measure"))
-    chosen = [case for case in (cases.quick() if args.quick else cases.full()) if _is_wanted(case.name, args)]
-    memory_cases = [] if args.quick else [case for case in cases.memory() if _is_wanted(case.name, args)]
-    if not chosen and not memory_cases:
-        raise CommandError(f"no case contains {' and '.join(map(repr, args.filter))}")
-    rows: list[Row] = []
-    memory: list[Growth] = []
-    with tqdm(total=len(chosen) + len(memory_cases), unit="case") as progress:
-        for case in chosen:
-            progress.set_postfix_str(case.name)
-            with recorded(case.name, failures):
-                rows.append(measure.measure(case, num_threads))
-            progress.update()
-        for case in memory_cases:
-            progress.set_postfix_str(case.name)
-            with recorded(case.name, failures):
-                memory += measure.memory(case, num_threads)
-            progress.update()
-    return rows, memory
-
-
-def _is_wanted(name: str, args: argparse.Namespace) -> bool:
-    return all(text in name for text in args.filter)
+    return found
 
 
 def _measure_accuracy(texts: Sequence[str], failures: list[Failure]) -> list[Worst]:
     from tqdm import tqdm
 
-    from ..bench.linear import accuracy as linear
+    from ..bench import accuracy
     from ..bench.measure import recorded
-    from ..bench.rowwise import accuracy as rowwise
 
-    pairs = [(module, *pair) for module in (rowwise, linear) for pair in module.pairs()]
-    pairs = [pair for pair in pairs if all(text in " ".join(pair[1:]) for text in texts)]
+    pairs = [pair for pair in accuracy.pairs() if all(text in " ".join(pair) for text in texts)]
     if not pairs:
         raise CommandError(f"no operator and dtype contain {' and '.join(map(repr, texts))}")
     rows: list[Worst] = []
     with tqdm(pairs, unit="operator") as progress:
-        for module, operator, dtype in progress:
+        for operator, dtype in progress:
             progress.set_postfix_str(f"{operator} {dtype}")
             with recorded(f"{operator} {dtype}", failures):
-                rows += module.measure(operator, dtype)
+                rows += accuracy.measure(operator, dtype)
     return rows

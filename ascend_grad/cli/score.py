@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 
 from ..arrays import BFLOAT16
-from . import score_npy, score_zarr
+from . import score_npy
 from .errors import CommandError, out_of_memory
 from .exit_statuses import exit_statuses
 from .options import add_execution_options, add_file_options, progress_bar
 from .score_job import ScoreJob
-from .zarr_inputs import is_zarr
+from .zarr_inputs import is_zarr, require_packages
 
 #: The results, with the flags of their options and their descriptions.
 RESULTS = {
@@ -104,7 +104,13 @@ def run(args: argparse.Namespace) -> int:
         bar=progress_bar(args, desc="score", unit=" rows"),
     )
     try:
-        (score_zarr if is_zarr(job.hidden) else score_npy).run(job)
+        if is_zarr(job.hidden):
+            require_packages(job.hidden)
+            from . import score_zarr
+
+            score_zarr.run(job)
+        else:
+            score_npy.run(job)
     except MemoryError as error:
         raise out_of_memory(list(results.values()), job.sources, error) from error
     return 0

@@ -18,7 +18,7 @@ from ..errors import AscendGradError
 from ..inspection import bound_call
 from .errors import CommandError
 from .npy_files import check_raw_dtype, open_array
-from .zarr_inputs import ZarrInput, is_zarr
+from .zarr_inputs import ZarrInput, is_zarr, require_packages
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -68,7 +68,7 @@ class ScoreJob:
 
     def description(self, result: str) -> dict[str, Any]:
         """Return all that decides on a result except the contents of the sources and K, as JSON takes it."""
-        targets = None if result.startswith(_TOP_K) else self.targets
+        targets = None if is_of_top_k(result) else self.targets
         return {
             "version": __version__,
             "command": "score",
@@ -91,20 +91,20 @@ class WholeInput(NamedTuple):
     """An input that is used as a whole."""
 
     array: NDArray
-    #: The state of its files, before they were read.
-    states: list[tuple]
+    #: What changes if its files do.
+    state: str
 
 
 def whole_input(path: str, raw_dtype: np.dtype | None) -> WholeInput:
     """Read a Zarr array or a ``.npy`` file, which is mapped if it is large."""
     if is_zarr(path):
+        require_packages(path)
         source = ZarrInput(path, raw_dtype)
-        box = tuple(slice(0, length) for length in source.array.shape)
-        states: list[tuple] = list(source.states(box))
-        return WholeInput(source.read(box), states)
+        state = source.state()
+        return WholeInput(source[tuple(slice(0, length) for length in source.shape)], state)
     with open_array(path, raw_dtype) as file:
         status = os.stat(path)
-        return WholeInput(file.read(file.whole), [(status.st_size, status.st_mtime_ns)])
+        return WholeInput(file.read(file.whole), f"{status.st_size} {status.st_mtime_ns}")
 
 
 class Scorer:
@@ -134,48 +134,45 @@ class Scorer:
         if job.bias is not None and self.bias is not None:
             dtypes[job.bias] = self.bias.array.dtype
         check_raw_dtype(job.raw_dtype, dtypes)
-        self._target = self._target_ids(hidden.shape[:1])
+        self.target = self._target_ids(hidden.shape[:1])
         #: The results that are computed, with their shapes and dtypes, and the backend of each.
         self.specs: dict[str, ResultSpec] = {}
         self.backends: dict[str, str] = {}
-        names = [name for name in job.results if not name.startswith(_TOP_K)]
+        names = [name for name in job.results if not is_of_top_k(name)]
         if self.targets is not None and "log_prob" not in names:
             names.append("log_prob")  # for the mean of all rows
         if names:
-            arrays = (hidden, self.weight.array, self._target)
+            arrays = (hidden, self.weight.array, self.target)
             self._check("linear_cross_entropy", arrays, self._loss_settings(names), {name: name for name in names})
-        names = [name for name in job.results if name.startswith(_TOP_K)]
+        names = [name for name in job.results if is_of_top_k(name)]
         if names:
             arguments = (hidden, self.weight.array, job.top_k)
             self._check("linear_top_k", arguments, self._settings(), {name: _of_top_k(name) for name in names})
 
-    def compute(self, hidden: NDArray, start: int, names: Collection[str]) -> dict[str, NDArray]:
-        """Return results of some rows of HIDDEN, of which `start` is the number of the first."""
-        values: dict[str, NDArray] = {}
-        losses = [name for name in names if not name.startswith(_TOP_K)]
+    def compute(self, hidden: Any, target: Any, names: Collection[str], functions: Any = ag) -> dict[str, Any]:
+        """Return results of some rows of HIDDEN and their targets, by the operators of a module."""
+        values: dict[str, Any] = {}
+        losses = [name for name in names if not is_of_top_k(name)]
         if losses:
-            target, settings = self._target[start : start + len(hidden)], self._loss_settings(losses)
-            settings["backend"] = self.backends[losses[0]]
-            result = ag.linear_cross_entropy(hidden, self.weight.array, target, **settings)
+            settings = self._loss_settings(losses) | {"backend": self.backends[losses[0]]}
+            result = functions.linear_cross_entropy(hidden, self.weight.array, target, **settings)
             values |= {name: getattr(result, name) for name in losses}
-        entries = [name for name in names if name.startswith(_TOP_K)]
+        entries = [name for name in names if is_of_top_k(name)]
         if entries:
             assert self._job.top_k is not None
             settings = self._settings() | {"backend": self.backends[entries[0]]}
-            top = ag.linear_top_k(hidden, self.weight.array, self._job.top_k, **settings)
+            top = functions.linear_top_k(hidden, self.weight.array, self._job.top_k, **settings)
             values |= {name: getattr(top, _of_top_k(name)) for name in entries}
         return values
 
-    def states(self, name: str) -> list[list[tuple]]:
-        """Return the states of the files that every row of a result depends on."""
-        states = [self.weight.states] if self.bias is None else [self.weight.states, self.bias.states]
-        if self.targets is None or name.startswith(_TOP_K):
-            return states
-        return [*states, self.targets.states]
+    def states(self, name: str) -> list[str]:
+        """Return the states of the inputs that every row of a result depends on."""
+        targets = None if is_of_top_k(name) else self.targets
+        return [each.state for each in (self.weight, self.bias, targets) if each is not None]
 
     def scored(self, start: int, stop: int) -> NDArray:
         """Return which rows of a range have a target that is not ignored."""
-        return self._target[start:stop] != self._job.ignore_index
+        return self.target[start:stop] != self._job.ignore_index
 
     def _target_ids(self, shape: tuple[int, ...]) -> NDArray:
         """Return the targets in a dtype that the library takes; without targets, entry 0 for each row."""
@@ -225,6 +222,11 @@ class Scorer:
             spec = specs[result]
             assert spec is not None
             self.specs[name], self.backends[name] = spec, choice.backend
+
+
+def is_of_top_k(name: str) -> bool:
+    """Return whether a result is one of the top-k call."""
+    return name.startswith(_TOP_K)
 
 
 def chunk_rows(hidden: NDArray, top_k: int | None, multiple: int = 1) -> int:

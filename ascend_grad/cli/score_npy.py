@@ -25,7 +25,7 @@ def run(job: ScoreJob) -> None:
         progress = stack.enter_context(job.bar(total=count))
         for begin in range(0, count, rows):
             chunk = slice(begin, min(begin + rows, count))
-            values = scorer.compute(hidden.read((chunk, *hidden.whole[1:])), begin, scorer.specs)
+            values = scorer.compute(hidden.read((chunk, *hidden.whole[1:])), scorer.target[chunk], scorer.specs)
             for name, result in results.items():
                 with result.written((chunk, *result.whole[1:])) as array:
                     array[...] = values[name]

@@ -1,27 +1,29 @@
-"""Zarr arrays as inputs: what is checked of them, and their parts."""
+"""Zarr arrays as inputs: what is checked of them, and their blocks for dask."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
+import itertools
 import os
 import stat
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .apply_job import fit
 from .errors import CommandError, listed, reason
-from .new_zarr import RECORD
 from .npy_files import meaning, require_regular_file
-from .zarr_grid import Box, Grid
 
 if TYPE_CHECKING:
+    import dask.array as da
     import zarr
 
+#: The attribute of a result that says what it was computed from, as JSON.
+ATTRIBUTE = "ascend_grad"
 #: The files that describe arrays and groups, in the third format and in the second one.
 _METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs")
 #: Maximum bytes of a metadata file: much more than an array needs, and little memory.
@@ -55,80 +57,95 @@ class ZarrInput:
     """
 
     def __init__(self, path: str, raw_dtype: np.dtype | None):
-        self.path, self.array = path, _open(path)
+        self.path, self.array = path, open_zarr(path)
         try:
+            self.shape: tuple[int, ...] = self.array.shape
             self.dtype: np.dtype = self.array.dtype
-            self.grid = Grid.of(self.array)
+            self.ndim = len(self.shape)
+            #: The lengths of a file: of a shard, or of a chunk.
+            self.lengths: tuple[int, ...] = self.array.shards or self.array.chunks
             #: Shape and dtype, for the checks of an operator.
-            self.stand_in: NDArray = np.broadcast_to(np.zeros((), self.dtype), self.array.shape)
-            _ = self.grid.counts
+            self.stand_in: NDArray = np.broadcast_to(np.zeros((), self.dtype), self.shape)
+            _ = [length // n for length, n in zip(self.shape, self.lengths)]
         except Exception as error:  # zarr accepts metadata with numbers that no array can have
             raise _unusable(path, error) from error
         self.dtype = meaning(self.dtype, raw_dtype, path)
         self.stand_in = self.stand_in.view(self.dtype)
-        compressors = self.array.compressors if self.array.shards is None else ()
-        self._is_blosc = type(compressors[-1]).__name__ in ("Blosc", "BloscCodec") if compressors else False
-        self._is_result = os.path.lexists(os.path.join(path, RECORD))
 
     @property
     def format(self) -> ArrayFormat:
         """Return the array's format."""
         metadata = self.array.metadata
         names = getattr(metadata, "dimension_names", None)
-        return ArrayFormat(self.array.shape, self.array.chunks, self.array.shards, metadata.zarr_format, names)
+        return ArrayFormat(self.shape, self.array.chunks, self.array.shards, metadata.zarr_format, names)
 
-    def read(self, box: Box) -> NDArray:
-        """Return the part that belongs to a box."""
-        part = fit(self.array.shape, box)
+    def __getitem__(self, box: tuple[slice, ...]) -> NDArray:
         try:
-            return np.asarray(self.array[(..., *part)]).view(self.dtype)
+            return np.asarray(self.array[(..., *box)]).view(self.dtype)
         except MemoryError:
             raise
         except Exception as error:  # decompressors may raise anything
-            where = ", ".join(f"{axis.start}:{axis.stop}" for axis in part)
+            where = ", ".join(f"{axis.start}:{axis.stop}" for axis in box)
             raise CommandError(f"{self.path}: cannot be read at [{where}]: {reason(error)}") from error
 
-    def states(self, box: Box) -> Iterator[tuple[str, int, int] | tuple[str]]:
-        """Yield name, size and time of modification of each file that a part is in, and the name of an absent chunk.
+    def blocks(self, lengths: tuple[int, ...]) -> da.Array:
+        """Return the array as one of dask, in blocks of these lengths. Each of them is read when it is needed."""
+        from dask.array import from_array
 
-        An absent chunk is one of fill values. It is refused where there are none, and in a result of this command, all
-        chunks of which are written.
+        chunks = tuple(min(n, max(length, 1)) for n, length in zip(lengths, self.shape))
+        return from_array(self, chunks, name=False, meta=np.empty((0,) * self.ndim, self.dtype))
+
+    def state(self) -> str:
+        """Return a digest of name, size and time of modification of each file, after checks of all of them.
+
+        A chunk that is not there is one of fill values. It is refused where there are none, and in a result of this
+        command, all chunks of which are written.
         """
-        names = [name for name in _METADATA if os.path.lexists(os.path.join(self.path, name))]
-        for name in (*names, *self.grid.keys(fit(self.array.shape, box))):
+        digest = hashlib.blake2b(digest_size=32)
+        compressors: tuple = self.array.compressors if self.array.shards is None else ()
+        is_blosc = bool(compressors) and type(compressors[-1]).__name__ in ("Blosc", "BloscCodec")
+        metadata = [name for name in _METADATA if os.path.lexists(os.path.join(self.path, name))]
+        box = tuple(slice(0, length) for length in self.shape)
+        for name in (*metadata, *chunk_keys(self.array, box)):
             path = os.path.join(self.path, name)
             try:
                 status = os.stat(path)
             except FileNotFoundError:
-                if self._is_result:
-                    raise CommandError(
-                        f"{self.path}: chunk {name} is missing, and ascend-grad has written all of them ({RECORD})"
-                    ) from None
+                if ATTRIBUTE in self.array.attrs:
+                    why = "ascend-grad has written all of them"
+                    raise CommandError(f"{self.path}: chunk {name} is missing, and {why}") from None
                 if self.array.metadata.fill_value is None:
                     raise CommandError(f"{self.path}: chunk {name} is missing, and there is no fill value") from None
-                yield (name,)
                 continue
             if not stat.S_ISREG(status.st_mode):
                 raise CommandError(f"{path}: not a regular file")
             if status.st_size == 0:  # zarr takes an empty shard for fill values
                 raise CommandError(f"{path}: an empty file")
-            if self._is_blosc and name not in _METADATA:
+            if is_blosc and name not in _METADATA:
                 _check_blosc(path, status.st_size)
-            yield name, status.st_size, status.st_mtime_ns
+            digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
+        return digest.hexdigest()
 
 
-def digest_of_states(inputs: Iterable[Iterable[tuple]]) -> str:
-    """Return the digest of the states of the files of several inputs, which are in order."""
-    digest = hashlib.blake2b(digest_size=32)
-    for position, states in enumerate(inputs):
-        for state in states:
-            digest.update(f"{position} {state}\n".encode())
-    return digest.hexdigest()
+def chunk_keys(array: zarr.Array, box: tuple[slice, ...]) -> Iterator[str]:
+    """Yield the keys of the files that a box touches, which are their paths below the array."""
+    lengths = array.shards or array.chunks
+    cells = (range(part.start // n, -(-part.stop // n)) for part, n in zip(box, lengths))
+    return map(array.metadata.encode_chunk_key, itertools.product(*cells))
 
 
 def is_zarr(path: str) -> bool:
     """Return whether a path names a Zarr array, or a group of them."""
     return any(os.path.lexists(os.path.join(path, name)) for name in _METADATA)
+
+
+def require_packages(path: str) -> None:
+    """Raise `CommandError` if a package that Zarr arrays need is not installed."""
+    try:
+        for name in ("zarr", "dask.array"):
+            importlib.import_module(name)
+    except ImportError as error:
+        raise CommandError(f"{path}: needs zarr and dask (pip install zarr 'dask[array]'): {error}") from error
 
 
 @contextmanager
@@ -139,21 +156,20 @@ def unstable_dtypes() -> Iterator[None]:
         yield
 
 
-def _open(path: str) -> zarr.Array:
-    try:
-        import zarr
-    except ImportError as error:
-        raise CommandError(f"{path}: needs zarr (pip install zarr): {error}") from error
+def open_zarr(path: str, mode: Literal["r", "r+"] = "r") -> zarr.Array:
+    """Open an array, or raise `CommandError` if there is none. zarr.open would wait for a pipe, or fill the memory."""
+    import zarr
+
     for name in _METADATA:
         file = os.path.join(path, name)
         if os.path.lexists(file):
             size = require_regular_file(file).st_size
             if size > _METADATA_LIMIT:
                 raise CommandError(f"{file}: expected at most {_METADATA_LIMIT} bytes of metadata, got {size}")
-    store = zarr.storage.LocalStore(path, read_only=True)
+    store = zarr.storage.LocalStore(path, read_only=mode == "r")
     try:
         with unstable_dtypes():
-            node = zarr.open(store, mode="r")
+            node = zarr.open(store, mode=mode)
             if isinstance(node, zarr.Array):
                 return node
             members = node.members(max_depth=None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import dask.array as da
@@ -15,7 +17,14 @@ from ..operators import table
 from .arrays import as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in, validated
 
 
-def _blockwise(operator: Operator, values: dict[str, Any], backend: str | None, num_threads: int | None) -> da.Array:
+def blockwise(
+    operator: Operator,
+    values: dict[str, Any],
+    backend: str | None,
+    num_threads: int | None,
+    out_dtype: np.dtype | None = None,
+) -> da.Array:
+    """Return the result of a row-wise operator for these arguments by name, in another dtype if one is given."""
     arrays = as_dask_arrays(values, operator.array_names, operator)
     stand_ins = {name: stand_in(array.shape, array.dtype) for name, array in arrays.items()}
     call = validated(operator, values | stand_ins, num_threads)
@@ -31,17 +40,25 @@ def _blockwise(operator: Operator, values: dict[str, Any], backend: str | None, 
         array = array.rechunk({axis: -1 for axis, length in enumerate(array.shape) if length < 2})
         operands += [array, tuple(range(rank))]
     settings = {name: value for name, value in call.arguments.items() if name not in arrays}
+    function, dtype = getattr(ag, operator.name), result.dtype
+    if out_dtype is not None:
+        function, dtype = partial(_with_out, function, out_dtype), out_dtype
     return da.blockwise(
-        getattr(ag, operator.name),
+        function,
         tuple(range(rank)),
         *operands,
         token=operator.name,
-        dtype=result.dtype,
-        meta=np.empty((0,) * rank, result.dtype),
+        dtype=dtype,
+        meta=np.empty((0,) * rank, dtype),
         backend=backend_of_blocks(backend, operator),
         num_threads=num_threads,
         **settings,
     )
+
+
+def _with_out(function: Callable[..., NDArray], dtype: np.dtype, *arrays: NDArray, **settings: Any) -> NDArray:
+    """Compute a block in a dtype. A block of the result has the shape of the first array's."""
+    return function(*arrays, out=np.empty(arrays[0].shape, dtype), **settings)
 
 
 def softmax_backward(
@@ -99,7 +116,7 @@ def softmax_backward(
     array([ 0.25, -0.25])
     """
     values = {"grad_output": grad_output, "output": output, "dim": dim}
-    return _blockwise(table.SOFTMAX_BACKWARD, values, backend, num_threads)
+    return blockwise(table.SOFTMAX_BACKWARD, values, backend, num_threads)
 
 
 def log_softmax_backward(
@@ -146,7 +163,7 @@ def log_softmax_backward(
     array([0., 0.])
     """
     values = {"grad_output": grad_output, "output": output, "dim": dim}
-    return _blockwise(table.LOG_SOFTMAX_BACKWARD, values, backend, num_threads)
+    return blockwise(table.LOG_SOFTMAX_BACKWARD, values, backend, num_threads)
 
 
 def scaled_masked_softmax_backward(
@@ -203,7 +220,7 @@ def scaled_masked_softmax_backward(
     array([[[0.25, 0.  ]]])
     """
     values = {"grad_output": grad_output, "y": y, "mask": mask, "scale": scale, "fix_triu_mask": fix_triu_mask}
-    return _blockwise(table.SCALED_MASKED_SOFTMAX_BACKWARD, values, backend, num_threads)
+    return blockwise(table.SCALED_MASKED_SOFTMAX_BACKWARD, values, backend, num_threads)
 
 
 def softmax(
@@ -240,7 +257,7 @@ def softmax(
     >>> agd.softmax(da.zeros((4, 2), chunks=(2, 2)))
     dask.array<softmax, shape=(4, 2), dtype=float64, chunksize=(2, 2), chunktype=numpy.ndarray>
     """
-    return _blockwise(table.SOFTMAX, {"input": input, "dim": dim}, backend, num_threads)
+    return blockwise(table.SOFTMAX, {"input": input, "dim": dim}, backend, num_threads)
 
 
 def log_softmax(
@@ -277,7 +294,7 @@ def log_softmax(
     >>> agd.log_softmax(da.zeros((4, 2), chunks=(2, 2))).compute()[0].round(3)
     array([-0.693, -0.693])
     """
-    return _blockwise(table.LOG_SOFTMAX, {"input": input, "dim": dim}, backend, num_threads)
+    return blockwise(table.LOG_SOFTMAX, {"input": input, "dim": dim}, backend, num_threads)
 
 
 def scaled_masked_softmax(
@@ -327,4 +344,4 @@ def scaled_masked_softmax(
     array([[[0.5, 0.5, 0. , 0. ]]])
     """
     values = {"x": x, "mask": mask, "scale": scale, "fix_triu_mask": fix_triu_mask}
-    return _blockwise(table.SCALED_MASKED_SOFTMAX, values, backend, num_threads)
+    return blockwise(table.SCALED_MASKED_SOFTMAX, values, backend, num_threads)

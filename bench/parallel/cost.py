@@ -14,7 +14,18 @@ from typing import NamedTuple
 
 from ascend_grad.parallel.agreement import CARD_BYTES
 
-from .cases import Case
+from ..case import WHOLE, Case
+
+VOCABULARY, TOKENS = "vocabulary", "tokens"
+#: Linear cross-entropies that are measured. The mode says what is split over the ranks: vocabulary entries, or tokens.
+MEASURED = tuple(
+    Case(WHOLE, dtype, shape, split)
+    for shape in ((1024, 32768, 1024), (4096, 32000, 512))
+    for dtype in ("float32", "bfloat16")
+    for split in (VOCABULARY, TOKENS)
+)
+#: One step of a large model: 16,384 tokens, 151,936 vocabulary entries, 4096 features.
+MODELLED = tuple(Case(WHOLE, "bfloat16", (16384, 151936, 4096), split) for split in (VOCABULARY, TOKENS))
 
 #: Bytes of a number of a gradient in a message (float32).
 NUMBER_BYTES = 4
@@ -47,11 +58,6 @@ class Step(NamedTuple):
     def total(self) -> float:
         return self.kernels + self.communication
 
-    @property
-    def share(self) -> float:
-        """Return the share of communication in the time."""
-        return self.communication / self.total
-
 
 def all_gather(network: Network, size: int, bytes_each: float) -> float:
     """Return the seconds in which every rank gets `bytes_each` bytes from every rank."""
@@ -67,14 +73,18 @@ def all_reduce(network: Network, size: int, bytes_each: float) -> float:
 def step(case: Case, size: int, rate: float, network: Network) -> Step:
     """Return the time of one step of `size` ranks, whose kernels each compute `rate` operations per second."""
     if size == 1:
-        return Step(case.flops / rate, 0.0)
-    communication = all_gather(network, size, CARD_BYTES) + all_reduce(network, size, NUMBER_BYTES * case.summed)
-    if case.split == "vocabulary":
-        rows = case.shape[0]
+        return Step(case.operations / rate, 0.0)
+    rows, vocabulary, width = case.shape
+    # A sum over the ranks makes the gradient that each of them has a part of.
+    summed = (rows if case.mode == VOCABULARY else vocabulary) * width
+    communication = all_gather(network, size, CARD_BYTES) + all_reduce(network, size, NUMBER_BYTES * summed)
+    if case.mode == VOCABULARY:
         communication += all_reduce(network, size, MAXIMUM_BYTES * rows) + all_reduce(network, size, SUMS_BYTES * rows)
     else:
         communication += all_reduce(network, size, 16)
-    return Step(case.split_flops / size / rate, communication)
+    # 16-bit logits that do not fit into the workspace are computed twice.
+    computed = case.operations * (1 if case.dtype in ("float32", "float64") else 4 / 3)
+    return Step(computed / size / rate, communication)
 
 
 def efficiency(case: Case, size: int, rate: float, network: Network) -> float:

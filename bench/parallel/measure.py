@@ -8,26 +8,21 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .. import machine
-from ..results import json_lines
-from .cases import MEASURED, Case
+from ..case import WHOLE, Case
+from ..results import Row, json_lines
+from .cost import MEASURED
 
 #: Runs of each side, of which the median time counts.
 TURNS = 3
 
 
-@dataclass(frozen=True)
-class Row:
-    """The times of a case, in seconds."""
-
-    case: Case
-    one: float  #: time of one process
-    several: float  #: time of several processes
-    communication: float  #: part of `several` that is communication, including waits for other ranks
+#: One process with all threads, several processes of one thread, and their communication, including waits for others.
+SIDES = ("one", "several", "communication")
 
 
 @dataclass(frozen=True)
@@ -35,21 +30,25 @@ class ParallelResults:
     """The results of one run on one machine."""
 
     size: int  #: number of processes
-    rows: list[Row]
+    rows: list[Row]  #: seconds of `SIDES`
     sums: list[tuple[int, float]]  #: bytes and seconds of sums over the processes
     machine: dict[str, str]
 
+    def rate(self, row: Row) -> float:
+        """Return the operations per second and thread of one process with all threads."""
+        return row.case.operations / row.seconds["one"] / self.size
+
     def to_json(self) -> str:
-        rows = [asdict(row) for row in self.rows]
+        rows = [{"case": (row.case.shape, row.case.dtype, row.case.mode)} | row.seconds for row in self.rows]
         return json_lines({"size": self.size, "machine": self.machine, "sums": self.sums, "rows": rows})
 
     @classmethod
     def from_json(cls, text: str) -> ParallelResults:
         content = json.loads(text)
         rows = []
-        for row in content["rows"]:
-            shape, dtype, split = row.pop("case")
-            rows.append(Row(Case(tuple(shape), dtype, split), **row))
+        for seconds in content["rows"]:
+            shape, dtype, split = seconds.pop("case")
+            rows.append(Row(Case(WHOLE, dtype, tuple(shape), split), seconds))
         sums = [(int(size), float(seconds)) for size, seconds in content["sums"]]
         return cls(content["size"], rows, sums, content["machine"])
 
@@ -65,7 +64,8 @@ def measure(size: int) -> ParallelResults:
     rows = []
     for i, case in enumerate(MEASURED):
         several = sorted(run["seconds"][i] for run in together)[TURNS // 2]
-        rows.append(Row(case, statistics.median(run["seconds"][i][0] for run in alone), *several))
+        one = statistics.median(run["seconds"][i][0] for run in alone)
+        rows.append(Row(case, dict(zip(SIDES, (one, *several)))))
     least = [(few, min(run["sums"][i][1] for run in together)) for i, (few, _) in enumerate(together[0]["sums"])]
     return ParallelResults(size, rows, least, machine.describe())
 

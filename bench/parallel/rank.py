@@ -21,8 +21,8 @@ from ascend_grad.parallel.communicators import Collectives
 from ascend_grad.parallel.engines import collectives
 from ascend_grad.parallel.timing import TimedCollectives
 
-from ..dtypes import numpy_dtype
-from .cases import MEASURED, Case
+from ..case import Case, numpy_dtype
+from .cost import MEASURED, VOCABULARY
 
 #: Timed calls of each case, of which the median counts.
 CALLS = 5
@@ -39,8 +39,8 @@ def call_of(case: Case, ranks: Collectives) -> Callable[[], Any]:
     target = random.integers(0, v, bt)
     if ranks.size == 1:
         return lambda: ag.linear_cross_entropy(x, w, target)
-    part = slice(*parallel.vocab_range(v if case.split == "vocabulary" else bt, ranks.rank, ranks.size))
-    if case.split == "vocabulary":
+    part = slice(*parallel.vocab_range(v if case.mode == VOCABULARY else bt, ranks.rank, ranks.size))
+    if case.mode == VOCABULARY:
         shard = w[part].copy()
         return lambda: parallel.linear_cross_entropy(x, shard, target, comm=ranks)
     rows, targets = x[part].copy(), target[part]

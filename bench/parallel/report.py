@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from ..tables import milliseconds, percent, table
 from . import cost
-from .cases import MODELLED, Case
-from .cost import NETWORKS, Network
-from .measure import ParallelResults
+from .cost import MODELLED, NETWORKS
+from .measure import SIDES, ParallelResults
 
 #: Numbers of ranks in the model's table.
 SIZES = (2, 8, 64, 512, 4096)
 
 
-def rate(results: ParallelResults, dtype: str) -> float:
-    """Return the operations per second and thread of one process with all threads, in its fastest case."""
-    return max(row.case.flops / row.one / results.size for row in results.rows if row.case.dtype == dtype)
+def blocks(results: ParallelResults) -> dict[str, str]:
+    """Make the blocks of the losses over ranks, by name."""
+    facts = "; ".join(f"{name} {value}" for name, value in results.machine.items())
+    sums = f"Sums over the processes take what {network_text(results)} would."
+    return {
+        "parallel_machine": f"Measured on this machine: {facts}. {sums}\n",
+        "parallel_measured": measured_block(results),
+        "parallel_model": model_block(results),
+    }
 
 
 def measured_block(results: ParallelResults) -> str:
@@ -22,19 +27,19 @@ def measured_block(results: ParallelResults) -> str:
     network = cost.fitted("this machine", results.sums, results.size)
     lines = []
     for row in results.rows:
-        own_rate = row.case.flops / row.one / results.size
+        one, several, communication = (row.seconds[side] for side in SIDES)
         lines.append(
             [
-                str(row.case),
-                milliseconds(row.one),
-                milliseconds(row.several),
-                percent(row.one / row.several),
-                percent(row.communication / row.several),
-                milliseconds(cost.step(row.case, results.size, own_rate, network).total),
+                f"{'x'.join(map(str, row.case.shape))} {row.case.dtype}, {row.case.mode}",
+                milliseconds(one),
+                milliseconds(several),
+                percent(one / several),
+                percent(communication / several),
+                milliseconds(cost.step(row.case, results.size, results.rate(row), network).total),
             ]
         )
-    several = f"{results.size} processes, ms"
-    return table(["BT x V x H", "one, ms", several, "efficiency", "communication", "model, ms"], lines)
+    processes = f"{results.size} processes, ms"
+    return table(["BT x V x H", "one, ms", processes, "efficiency", "communication", "model, ms"], lines)
 
 
 def network_text(results: ParallelResults) -> str:
@@ -45,26 +50,14 @@ def network_text(results: ParallelResults) -> str:
 
 def model_block(results: ParallelResults) -> str:
     """Make a table of the efficiency on many ranks, computed by the model."""
-    own_rate = rate(results, MODELLED[0].dtype)
+    # The model has the rate of the fastest case.
+    own_rate = max(results.rate(row) for row in results.rows if row.case.dtype == MODELLED[0].dtype)
     lines = [
         [
-            f"{network.name}, {case.split}",
+            f"{network.name}, {case.mode}",
             *(percent(cost.efficiency(case, size, own_rate, network)) for size in SIZES),
         ]
         for network in NETWORKS
         for case in MODELLED
     ]
     return table(["network, what is split", *(f"{size} ranks" for size in SIZES)], lines)
-
-
-def crossover(case: Case, size: int, own_rate: float, network: Network) -> int:
-    """Return the least number of tokens for which splitting the tokens is faster than splitting the vocabulary."""
-    low, high = 1, 1 << 40
-    while low < high:
-        rows = (low + high) // 2
-        vocabulary, tokens = (
-            cost.step(Case((rows, *case.shape[1:]), case.dtype, split), size, own_rate, network).total
-            for split in ("vocabulary", "tokens")
-        )
-        low, high = (low, rows) if tokens < vocabulary else (rows + 1, high)
-    return low

@@ -27,6 +27,7 @@
 #ifdef AG_GLIBC_VERSION
 __asm__(".symver dlopen, dlopen@" AG_GLIBC_VERSION);
 __asm__(".symver dlsym, dlsym@" AG_GLIBC_VERSION);
+__asm__(".symver dladdr, dladdr@" AG_GLIBC_VERSION);
 __asm__(".symver dlerror, dlerror@" AG_GLIBC_VERSION);
 __asm__(".symver dlinfo, dlinfo@" AG_DLINFO_VERSION);
 __asm__(".symver pthread_create, pthread_create@" AG_GLIBC_VERSION);

@@ -3,8 +3,8 @@
  *
  * libgomp keeps the threads of a team for the next team of the same calling thread (its pool). After a fork the child
  * has only the thread that forked, whose pool lists threads that do not exist: the next team would wait for them forever.
- * So the pool of that thread is freed before the fork, whichever library has started it. Parent and child then start new
- * threads when they need a team. The runtime of LLVM and Intel does this itself, in the child.
+ * Before a fork, this module therefore frees the pool of the thread that forks, whichever library has started the pool.
+ * Parent and child then start new threads when they need a team. The runtime of LLVM and Intel does this itself, in the child.
  *
  * A thread whose pool cannot be freed never starts a team in the child. That is a thread that forks within a team, or
  * in a libgomp older than GCC 9. It is also the main thread of a child that loads this library after the fork, if
@@ -43,10 +43,10 @@ enum {
 /* Nanoseconds for which no larger team is tried after the system has refused threads. */
 static const double AG_REFUSAL_TIME = 1e9;
 
-/* omp_pause_resource_all is missing in libgomp before GCC 9, whose omp.h does not declare it either. The second function
- * exists in the runtime of LLVM and Intel alone. */
-extern int ag_omp_pause(int kind) __asm__("omp_pause_resource_all") __attribute__((weak));
-extern void ag_kmp_fork_call(void) __asm__("__kmpc_fork_call") __attribute__((weak));
+/* Functions that not every runtime has are looked up at import. If the module was linked to them, the loader would refuse it
+ * where another library has already loaded an older libgomp. */
+static int (*ag_omp_pause)(int kind); /* omp_pause_resource_all; NULL in libgomp before GCC 9 */
+static int ag_is_kmp;                 /* whether the runtime is the one of LLVM and Intel */
 
 static __thread int ag_pool;         /* threads in the pool of this thread, 0 if unknown; or AG_POOL_IS_LOST */
 static __thread int ag_child_pool;   /* what ag_pool becomes in the child of the current fork */
@@ -66,7 +66,7 @@ static void ag_before_fork(void)
     ag_child_pool = 0;
     if (ag_pool_is_lost()) {
         ag_child_pool = AG_POOL_IS_LOST;
-    } else if (!ag_kmp_fork_call) {
+    } else if (!ag_is_kmp) {
         if (!ag_omp_pause || ag_omp_pause(AG_OMP_PAUSE_HARD) != 0) {
             ag_child_pool = AG_POOL_IS_LOST;
         } else {
@@ -148,13 +148,24 @@ static size_t ag_stack_size_of(const char *text)
     return size <= ULLONG_MAX >> shift ? (size_t)(size << shift) : 0;
 }
 
+/* Return a function of OpenMP's library, or NULL. */
+static void *ag_find_in_openmp(const char *name)
+{
+    Dl_info found;
+    void *library = NULL;
+    if (dladdr((void *)omp_get_max_threads, &found)) library = dlopen(found.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    return library ? dlsym(library, name) : NULL;
+}
+
 /* Prepare for forks, and read what later calls need. Called once, at import. */
 static void ag_openmp_init(void)
 {
+    *(void **)&ag_omp_pause = ag_find_in_openmp("omp_pause_resource_all");
+    ag_is_kmp = ag_find_in_openmp("__kmpc_fork_call") != NULL;
     ag_stack_size = ag_stack_size_of(getenv("OMP_STACKSIZE"));
     if (!ag_stack_size) ag_stack_size = ag_stack_size_of(getenv("GOMP_STACKSIZE"));
     for (int place = 0; place < omp_get_num_places(); place++) ag_place_cores += omp_get_place_num_procs(place);
-    if (!ag_kmp_fork_call && ag_is_forked()) {
+    if (!ag_is_kmp && ag_is_forked()) {
         ag_objects objects = {.length = 0};
         dl_iterate_phdr(ag_find_folder, &objects);
         dl_iterate_phdr(ag_find_libgomp, &objects);

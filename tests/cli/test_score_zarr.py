@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from zarr_files import assert_identical, chunk_files, load, save_zarr
 import ascend_grad as ag
 from ascend_grad.cli import score_job
 from ascend_grad.cli.main import main
+from ascend_grad.cli.zarr_results import Result
 
 pytestmark = [
     pytest.mark.usefixtures("here", "small_parts"),
@@ -142,19 +144,25 @@ class Interrupted(Exception):
 COMMAND = ["score", *INPUTS, *outputs("log_prob", "top_k_index"), "--top-k", str(K)]
 
 
+def interrupting(function, number: int):
+    """Return a function that is interrupted at its n-th call."""
+    calls = itertools.count(1)
+
+    @functools.wraps(function)
+    def counted(*arguments, **settings):
+        if next(calls) == number:
+            raise Interrupted
+        return function(*arguments, **settings)
+
+    return counted
+
+
 @pytest.fixture
 def interrupted(monkeypatch):
-    """Interrupt a run while it computes the last of three parts, which has three rows."""
-    arrays, top_k = problem(), ag.linear_top_k
-
-    @functools.wraps(top_k)
-    def interrupt(part, *arguments, **settings):
-        if len(part) == 3:
-            raise Interrupted
-        return top_k(part, *arguments, **settings)
-
+    """Interrupt a run that has written four of the six parts of two results."""
+    arrays = problem()
     with monkeypatch.context() as patch:
-        patch.setattr(ag, "linear_top_k", interrupt)
+        patch.setattr(Result, "_write", interrupting(Result._write, 5))
         with pytest.raises(Interrupted):
             main(COMMAND)
     assert sorted(os.listdir()) == sorted([".log_prob.ascend-grad-part", ".top_k_index.ascend-grad-part", *INPUTS])
@@ -162,12 +170,12 @@ def interrupted(monkeypatch):
 
 
 def test_a_run_goes_on_where_another_was_ended(interrupted, capsys):
-    before = chunk_files(".log_prob.ascend-grad-part/log_prob")
-    assert set(before) == {"c/0", "c/1"}
+    before = {name: chunk_files(f".{name}.ascend-grad-part/{name}") for name in ("log_prob", "top_k_index")}
+    assert sum(map(len, before.values())) == 4
     assert main(COMMAND) == 0
-    assert before.items() <= chunk_files("log_prob").items()
-    assert computed(capsys) == {"log_prob": "1 of 3", "top_k_index": "1 of 3"}
-    for name in ("log_prob", "top_k_index"):
+    assert computed(capsys) == {name: f"{3 - len(files)} of 3" for name, files in before.items()}
+    for name, files in before.items():
+        assert files.items() <= chunk_files(name).items()
         assert_identical(name, expected(*interrupted)[name])
     after = everything_here()
     assert main(COMMAND) == 0
@@ -177,11 +185,11 @@ def test_a_run_goes_on_where_another_was_ended(interrupted, capsys):
 
 def test_a_run_that_was_ended_between_two_results(interrupted, capsys):
     """A result is complete and another one is not, after a crash between the two renamings."""
-    command = ["score", *INPUTS, *outputs("log_prob")]
-    assert main(command) == 0
-    assert computed(capsys) == {"log_prob": "1 of 3"}
+    finished = {name: len(chunk_files(f".{name}.ascend-grad-part/{name}")) for name in ("log_prob", "top_k_index")}
+    assert main(["score", *INPUTS, *outputs("log_prob")]) == 0
+    assert computed(capsys) == {"log_prob": f"{3 - finished['log_prob']} of 3"}
     assert main(COMMAND) == 0
-    assert computed(capsys) == {"log_prob": "0 of 3", "top_k_index": "1 of 3"}
+    assert computed(capsys) == {"log_prob": "0 of 3", "top_k_index": f"{3 - finished['top_k_index']} of 3"}
     assert_identical("top_k_index", expected(*interrupted)["top_k_index"])
 
 
@@ -197,22 +205,22 @@ def test_a_result_that_is_wanted_later(capsys):
 
 @pytest.mark.parametrize("changed", ["hidden", "weight.npy", "targets.npy"])
 def test_changed_inputs(changed, interrupted, capsys):
-    """Parts are computed again from changed inputs. Entries of the top-k call do not depend on the targets."""
+    """A run does not go on with other inputs. Entries of the top-k call do not depend on the targets."""
     hidden, weight, targets = interrupted
     if changed == "hidden":
-        hidden[4] += 1
-        zarr.open_array("hidden", mode="r+")[4] = hidden[4]
+        zarr.open_array("hidden", mode="r+")[4] = hidden[4] + 1
     elif changed == "weight.npy":
-        weight[3] += 1
-        np.save(changed, weight)
+        np.save(changed, weight + 1)
     else:
-        targets[0] = 0
         np.save(changed, targets.astype(np.int32))
-    assert main(COMMAND) == 0
-    count = "2 of 3" if changed == "hidden" else "3 of 3"
-    assert computed(capsys) == {"log_prob": count, "top_k_index": "1 of 3" if changed == "targets.npy" else count}
-    for name in ("log_prob", "top_k_index"):
-        assert_identical(name, expected(hidden, weight, targets)[name])
+    text = f"was begun with inputs that have changed since; remove {os.path.realpath('.log_prob.ascend-grad-part')}"
+    assert text in refused(capsys, *COMMAND[1:], command="score")
+    command = [*INPUTS, *outputs("top_k_index"), "--top-k", str(K)]
+    if changed == "targets.npy":
+        assert main(["score", *command]) == 0
+        assert_identical("top_k_index", expected(hidden, weight, targets)["top_k_index"])
+    else:
+        assert "have changed since" in refused(capsys, *command, command="score")
 
 
 @pytest.mark.parametrize("bias", ["bias", "bias.npy"])
@@ -232,7 +240,7 @@ def test_another_bias(bias, capsys):
         else:
             np.save("bias.npy", np.where(np.arange(VOCABULARY) == 2, 7.0, values))
         capsys.readouterr()
-        text = "was computed from other inputs; name another result, or remove this one"
+        text = "was begun with inputs that have changed since; name another result, or remove this one"
         assert text in refused(capsys, *command, command="score")
         if bias == "bias":
             zarr.open_array("bias", mode="r+")[2] = values[2]
@@ -246,8 +254,7 @@ def test_a_complete_result_of_other_inputs(capsys):
     capsys.readouterr()
     np.save("targets.npy", targets.astype(np.int32))
     message = refused(capsys, *INPUTS, "-o", "out", command="score")
-    text = "[0:4] was computed from other inputs; name another result, or remove this one"
-    assert message == f"out: is there already, and {text}"
+    assert message == "out: was begun with inputs that have changed since; name another result, or remove this one"
 
 
 @pytest.mark.parametrize(
@@ -269,29 +276,14 @@ def test_other_options_are_refused(options, text, monkeypatch, capsys):
     np.save("bias.npy", np.ones(VOCABULARY))
     command = [*INPUTS, "-o", "out"]
 
-    def fail(self, *arguments):
-        raise Interrupted
-
     with monkeypatch.context() as patch:
-        patch.setattr(score_job.Scorer, "compute", after(2, score_job.Scorer.compute, fail))
+        patch.setattr(Result, "_write", interrupting(Result._write, 3))
         with pytest.raises(Interrupted):
             main(["score", *command])
     message = refused(capsys, *command, *options, command="score")
     assert text in message
     assert message.endswith(f"; remove {os.path.realpath('.out.ascend-grad-part')} to begin anew")
     assert main(["score", *command, "--threads", "2"]) == 0
-
-
-def after(calls: int, first, then):
-    """Return a function that is `first` for some calls, and `then` from there on."""
-    count = 0
-
-    def function(*arguments):
-        nonlocal count
-        count += 1
-        return (first if count <= calls else then)(*arguments)
-
-    return function
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
@@ -351,13 +343,13 @@ def test_a_result_of_apply_is_no_result_of_score(capsys):
     problem()
     assert main(["apply", "softmax", "--input", "hidden", "-o", "out"]) == 0
     capsys.readouterr()
-    assert "out/.ascend-grad.jsonl: a damaged record" in refused(capsys, *INPUTS, "-o", "out", command="score")
+    assert 'out: was begun with command null, not "score"' in refused(capsys, *INPUTS, "-o", "out", command="score")
 
 
 def test_memory_is_that_of_a_part():
-    """The command needs less than 256 MiB. HIDDEN has 512 MiB."""
-    zarr.create_array("hidden", shape=(2**19, 2**8), dtype="f4", chunks=(2**14, 2**7))
+    """The command needs less than 300 MiB. HIDDEN has 1 GiB, and both calls need it."""
+    zarr.create_array("hidden", shape=(2**20, 2**8), dtype="f4", chunks=(2**14, 2**7))
     np.save("weight.npy", np.ones((16, 2**8), np.float32))
-    options = ("--entropy-out", "out", "--workspace-bytes", str(2**23))
-    assert peak_anonymous_bytes("hidden", "weight.npy", *options, command="score") < 2**28
+    options = ("--entropy-out", "out", "--top-k", "1", "--top-k-index-out", "index", "--workspace-bytes", str(2**23))
+    assert peak_anonymous_bytes("hidden", "weight.npy", *options, command="score") < 300 * 2**20
     np.testing.assert_allclose(zarr.open_array("out", mode="r")[-1], np.log(16), rtol=1e-6)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
+from benchmark_settings import hurry
 
-from ascend_grad.bench import frameworks
-from ascend_grad.bench import measure as timing
-from ascend_grad.bench.linear import measure as linear_measure
-from ascend_grad.bench.losses import cases, measure, rivals
-from ascend_grad.bench.losses.cases import ARRAYS, COMPILED, JAX, RelativeCase
+from ascend_grad.bench import cases, frameworks, measure
+from ascend_grad.bench.case import JAX, OTHER_CALLS, Case
 from ascend_grad.bench.results import OWN
+from ascend_grad.bench.sides import compared
 
-CASE = RelativeCase(JAX, COMPILED, "float32", (5, 11, 3))
+CASE = Case(JAX, "float32", (5, 11, 3), "compiled")
 
 
 @pytest.fixture(autouse=True)
@@ -28,26 +27,24 @@ def _restored_settings():
         jax.config.update(name, value)
 
 
-@pytest.mark.parametrize("dtype", cases.COMPILED_DTYPES)
+@pytest.mark.parametrize("dtype", cases.TENSOR_DTYPES)
 def test_the_compiled_loss_is_measured(dtype, monkeypatch):
-    monkeypatch.setattr(timing, "WARM_UP", 1e-6)
-    for name in ("LOOP", "PAUSE"):
-        monkeypatch.setattr(linear_measure, name, 1e-6)
-    row = measure.measure(RelativeCase(JAX, COMPILED, dtype, CASE.shape), 1)
-    assert set(row.seconds) == {OWN, ARRAYS}
+    hurry(monkeypatch)
+    row = measure.measure(Case(JAX, dtype, CASE.shape, CASE.mode), 1)
+    assert set(row.seconds) == {OWN, OTHER_CALLS[JAX]}
     assert all(seconds > 0 for seconds in row.seconds.values())
 
 
 def test_another_loss_is_refused():
     """The comparison looks at the loss and at both gradients."""
-    prepared = rivals.pair(CASE)
-    own, arrays = prepared.own(), prepared.other()
-    assert prepared.agree(own, arrays)
+    comparison = compared(CASE, 1)
+    own, arrays = (frameworks.as_arrays(call()) for call in comparison.calls.values())
+    assert comparison.agree("arrays", arrays, own)
     for part in range(3):
-        wrong = [np.asarray(value) + (0.01 if i == part else 0) for i, value in enumerate(own)]
-        assert not prepared.agree(wrong, arrays)
+        wrong = tuple(value + np.float32(0.01 if i == part else 0) for i, value in enumerate(own))
+        assert not comparison.agree("arrays", arrays, wrong)
 
 
 def test_jax_takes_part_where_it_is_installed():
-    for chosen in (cases.linear(), cases.quick_linear()):
-        assert JAX in {case.operator for case in chosen}
+    for quick in (False, True):
+        assert JAX in {case.operator for case in cases.relative(quick)}

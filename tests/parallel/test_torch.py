@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from engine_checks import PROGRAM, check_all, outcomes
+from processes import run_ranks
 from samples import assert_identical
 from thread_ranks import on_ranks, returned
 
@@ -20,17 +19,10 @@ from ascend_grad import parallel
 
 def in_processes(size: int, folder: Path, *more: str) -> list[int]:
     """Run processes and return the exit statuses. Only the time limit of pytest ends processes that do not finish."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", PROGRAM, "gloo", folder, str(rank), str(size), *more],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    errors = [process.communicate()[1] for process in processes]
-    statuses = [process.returncode for process in processes]
-    assert more or statuses == [0] * size, "\n".join(errors)
+    arguments = ["-W", "error", PROGRAM, "gloo", folder]
+    found = run_ranks([[*arguments, str(rank), str(size), *more] for rank in range(size)])
+    statuses = [status for status, _ in found]
+    assert more or statuses == [0] * size, "\n".join(output for _, output in found)
     return statuses
 
 

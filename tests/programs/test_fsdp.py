@@ -5,12 +5,10 @@ FSDP frees and allocates the memory of parameters by `Storage.resize_`. The loss
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
+from processes import run_ranks
 
 import ascend_grad.torch as agt
 
@@ -107,23 +105,9 @@ print("done")
 
 
 def test_two_ranks(tmp_path: Path):
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-P", "-c", PROGRAM, tmp_path, str(rank)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    with contextlib.ExitStack() as ends:
-        for rank in ranks:
-            ends.enter_context(rank)
-            ends.callback(rank.kill)  # a rank whose peer has failed would wait for it
-        for rank in ranks:
-            output, _ = rank.communicate()
-            assert rank.returncode == 0, output
-            assert output.endswith("done\n")
+    for status, output in run_ranks([["-P", "-c", PROGRAM, tmp_path, str(rank)] for rank in range(2)]):
+        assert status == 0, output
+        assert output.endswith("done\n")
 
 
 def test_memory_of_results_is_freed():

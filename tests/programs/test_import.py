@@ -6,8 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import ascend_grad as ag
 
 PROGRAM = """
 import numpy as np
@@ -82,3 +85,11 @@ def test_a_control_group_that_is_no_text(tmp_path):
     """The kernel names the control groups of a process in bytes of no encoding."""
     (tmp_path / "cgroup").write_bytes(b"0::/job \xff\xe9\n")
     run_after_mount(f"mount --bind {tmp_path}/cgroup /proc/$$/cgroup")
+
+
+def test_no_module_needs_a_recent_libgomp():
+    """Another library may have loaded an older libgomp, which the modules then use."""
+    modules = list(Path(ag.__file__).parent.glob("*.so"))
+    assert modules
+    for module in modules:
+        assert b"OMP_5" not in module.read_bytes(), module

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+from processes import run_ranks
 
 PROGRAM = """
 import sys
@@ -48,9 +48,5 @@ dist.destroy_process_group()
 
 
 def test_a_program_with_two_processes(tmp_path: Path):
-    processes = [
-        subprocess.Popen([sys.executable, "-P", "-c", PROGRAM, tmp_path, str(rank)], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    errors = [process.communicate()[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+    for status, output in run_ranks([["-P", "-c", PROGRAM, tmp_path, str(rank)] for rank in range(2)]):
+        assert status == 0, output

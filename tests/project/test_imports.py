@@ -65,20 +65,20 @@ LAYERS = (
     ("losses over ranks", "parallel"),
     ("bounds on errors", "bounds"),
     ("demonstration", "demo"),
-    ("demonstration over ranks", "parallel.demo"),
     ("tensors of PyTorch", "torch.tensors"),
     ("their operators and functions", "torch"),
     ("functions for JAX", "jax"),
     ("dask arrays: which are taken, weights of means", "dask.arrays dask.means"),
     ("what workers compute", "dask.row_blocks dask.token_chunks"),
     ("their functions", "dask"),
-    ("benchmark: machine, tables", "bench.dtypes bench.machine bench.tables bench.figures"),
-    ("benchmark: comparisons", "bench.frameworks bench.stream bench.results bench.measure bench.targets"),
-    ("benchmark: named cases", "bench.rowwise bench.linear"),
+    ("benchmark: cases, machine, tables", "bench.case bench.machine bench.tables"),
+    ("benchmark: frameworks, results", "bench.frameworks bench.results"),
+    ("benchmark: lists of cases, their arrays", "bench.cases bench.arrays"),
+    ("benchmark: what the cases compare", "bench.sides"),
+    ("benchmark: times and errors", "bench.measure bench.accuracy"),
+    ("benchmark: targets, tables, pictures", "bench.targets bench.report bench.charts"),
     ("benchmark: losses over ranks", "bench.parallel"),
-    ("benchmark: tensors, random problems", "bench.pytorch bench.grid"),
-    ("benchmark: losses", "bench.losses"),
-    ("benchmark: documents", "bench.named bench.documents bench bench.parallel.__main__"),
+    ("benchmark: documents", "bench.documents bench bench.parallel.__main__"),
     ("command line", "cli __main__"),
 )
 
@@ -186,7 +186,7 @@ def test_imports_are_found():
     assert {"backends.ascend.backend", "backends.cpu", "config"} <= GRAPH["backends"]
     assert {"arrays", "backends.reference", "backends.ascend.limits", "_call"} <= GRAPH["backends.ascend.backend"]
     assert {"demo.corpus", "cli.errors", "ascend_grad"} <= GRAPH["cli.demo"]
-    assert {"bench.results", "demo.tasks"} <= GRAPH["bench.grid.report"] | GRAPH["bench.linear.trained"]
+    assert {"bench.results", "demo.tasks"} <= GRAPH["bench.report"] | GRAPH["bench.arrays"]
     assert {imported for modules in GRAPH.values() for imported in modules} <= MODULES
 
 

@@ -290,7 +290,7 @@ class Functions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
 def test_what_looks_on_sees_the_operators():
     x = torch.randn(3, 4, requires_grad=True)
     with Operators() as operators:

@@ -40,7 +40,7 @@ def test_flops_of_further_operators():
     assert counted(lambda: agt.softmax(X)) == counted(lambda: torch.softmax(X, -1)) == 0
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
 def test_jit_trace():
     traced = torch.jit.trace(lambda x: agt.softmax(x), X, check_trace=False)
     assert torch.equal(traced(W), agt.softmax(W))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import tensor_ranks
 import torch
+from processes import run_ranks
 from torch_oracles import assert_close, linear_cross_entropy, value_and_gradients
 
 import ascend_grad as ag
@@ -21,16 +20,9 @@ from ascend_grad.operators.options import OUTPUTS
 def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """Run a group of processes and return their outcomes."""
     folder, size = tmp_path_factory.mktemp("ranks"), request.param
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", tensor_ranks.__file__, folder, str(rank), str(size)],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    errors = [process.communicate(timeout=300)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * size, "\n".join(errors)
+    arguments = ["-W", "error", tensor_ranks.__file__, folder]
+    for status, output in run_ranks([[*arguments, str(rank), str(size)] for rank in range(size)], timeout=300):
+        assert status == 0, output
     return [torch.load(Path(folder, f"{rank}.pt"), weights_only=False) for rank in range(size)]
 
 

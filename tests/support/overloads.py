@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def assert_all_options(function: Callable, options: type) -> None:
-    """Check that both overloads of a loss have all options of the function, those of the TypedDict among them."""
+    """Check that both overloads of a loss have all options of the function, by name or in the TypedDict `options`."""
     overloads = typing.get_overloads(function)
     assert len(overloads) == 2
     for overload in overloads:

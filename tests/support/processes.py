@@ -1,4 +1,4 @@
-"""Run the command line in a process, measure memory of processes, run work on a thread, and name the CPU's features."""
+"""Run the command line or ranks in processes, measure memory, run work on a thread, and name the CPU's features."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 #: A script that runs the command line. It restores signal handlers, as the parent of the tests may ignore signals.
@@ -70,6 +70,23 @@ def end_stopped(process: subprocess.Popen[str], number: int) -> tuple[str, str]:
     process.send_signal(number)
     process.send_signal(signal.SIGCONT)
     return process.communicate()
+
+
+def run_ranks(commands: Sequence[list], timeout: float | None = None) -> list[tuple[int, str]]:
+    """Run a Python process for each rank, all at the same time, and return their exit statuses and outputs.
+
+    A command is the arguments of Python. Processes that still run when the wait fails are killed.
+    """
+    with ExitStack() as ends:
+        processes = []
+        for arguments in commands:
+            command = [sys.executable, *arguments]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            ends.enter_context(process)
+            ends.callback(process.kill)
+            processes.append(process)
+        outputs = [process.communicate(timeout=timeout)[0] for process in processes]
+        return [(process.returncode, output) for process, output in zip(processes, outputs)]
 
 
 #: Bytes by which a process may grow for reasons other than the call.

@@ -1,1 +1,0 @@
-"""Random problems (operators, shapes, layouts, dtypes), computed by this library, NumPy, SciPy and PyTorch."""

@@ -1,1 +1,0 @@
-"""Measurements of the linear cross-entropy operators: cases, rivals, accuracy, targets, tables."""

@@ -1,1 +1,0 @@
-"""Measurements of losses with options: named and random logits, linear layers, JAX; targets and tables."""

@@ -1,1 +1,0 @@
-"""Measurements of calls on PyTorch tensors, with and without gradients: cases, rivals, targets, tables."""

@@ -1,0 +1,421 @@
+"""Tables of the results of every benchmark."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from ascend_grad import _cpu
+
+from .case import (
+    AUTOGRAD,
+    BACKWARD,
+    DTYPES,
+    DTYPES_OF_16_BITS,
+    FORWARD,
+    FRESH,
+    LAYOUTS,
+    MASKED,
+    OUT,
+    Case,
+    layout_text,
+)
+from .cases import OPERATORS, ROWWISE_LAYOUTS
+from .results import (
+    ARRAYS,
+    AWAKE,
+    NUMPY,
+    OWN,
+    PRODUCTS,
+    SCIPY,
+    STREAM,
+    TORCH,
+    UNFILTERED,
+    WIDENED,
+    Growth,
+    Results,
+    Row,
+    Worst,
+    side_of,
+)
+from .tables import DASH, milliseconds, percent, table, times
+from .targets import LARGE_VOCABULARY
+
+#: The sides of the tables of named cases: of the row-wise and of the linear operators.
+ROWWISE_SIDES = (*NUMPY, "torch", "jax")
+LINEAR_SIDES = (UNFILTERED, "numpy", *TORCH)
+#: The sides of random problems, by the titles of their columns.
+RIVALS = {"NumPy": NUMPY, "NumPy, widened": WIDENED, "SciPy": SCIPY, "torch": TORCH}
+LOSS_RIVALS = {name: RIVALS[name] for name in ("NumPy", "NumPy, widened", "torch")}
+VARIANT_RIVALS = {name: RIVALS[name] for name in ("NumPy", "torch")}
+#: Groups of limits. The fastest limit of each group counts, and a call is subject to all groups.
+LIMITS = (STREAM, (PRODUCTS,))
+#: Ratios (a rival's time over ours) below which ours is slower, and clearly slower.
+BEHIND, FAR_BEHIND = 1.0, 0.9
+#: Share of a limit of the machine from which on a call counts as limited by the machine.
+AT_THE_LIMIT = 0.85
+WORST = 25
+NOT_BY_VARIANT = "These results have no cases of 16 bits on each variant of the CPU, which the benchmark got later."
+CAPTION = 'Means are geometric; "widened" is NumPy on float32 copies of 16-bit arrays, made beforehand.\n'
+#: The captions of the tables that have one, by name of the block.
+CAPTIONS = {
+    "grid_summary": (
+        "How many times longer others take (geometric means), and the share of problems in which ours is slower (< 1), "
+        "and by more than a tenth (< 0.9):"
+    ),
+    "grid_variants": (
+        "Linear problems of 16 bits on each variant of the CPU, beside PyTorch's own bfloat16 and float16 (geometric "
+        "means and shares, as above):"
+    ),
+    "grid_lost": "More than a tenth behind NumPy, and not at a limit of the machine (times in ms, here and below):",
+    "grid_worst_numpy": "Lowest against NumPy (*: at a limit of the machine):",
+    "grid_worst_widened": "Lowest against NumPy on float32 copies of 16-bit arrays, made beforehand:",
+    "grid_worst_torch": "Lowest against torch:",
+    "loss_rows": "Times in ms, and how many times as long others take (*: at a limit of the machine):",
+    "loss_lost": "Where NumPy or PyTorch is faster:",
+    "loss_drawn": (
+        "Random problems: how many times longer others take (geometric means), and the share of problems in which ours "
+        "is slower (< 1), and by more than a tenth (< 0.9):"
+    ),
+    "loss_worst": "Random problems that are lowest against PyTorch (times in ms):",
+    "loss_linear": "Times in ms; the relative speed is the time of the other call as a share of ours:",
+}
+
+
+#: A column of a table: its title, and the text of a row's cell.
+Column = tuple[str, Callable[[Row], str]]
+
+
+def _rows(rows: Iterable[Row], *columns: Column) -> str:
+    """Make a table with a line for every row."""
+    return table([title for title, _ in columns], ([text(row) for _, text in columns] for row in rows))
+
+
+def _name(title: str) -> Column:
+    return title, lambda row: row.case.name
+
+
+def _ms(title: str, *sides: str) -> Column:
+    """Return a column of the times of the fastest of some sides, in milliseconds."""
+    return title, lambda row: milliseconds(row.best(*sides))
+
+
+def _ratio(title: str, *sides: str) -> Column:
+    """Return a column of the times of the fastest of some sides, as multiples of ours."""
+    return title, lambda row: times(row.speedup(*sides))
+
+
+OWN_MS, OF_STREAM = _ms("ms", OWN), ("of stream", lambda row: percent(row.speedup(*STREAM)))
+
+
+def _captioned(tables: Mapping[str, str]) -> dict[str, str]:
+    return {name: f"{CAPTIONS[name]}\n\n{content}" for name, content in tables.items()}
+
+
+# ---- row-wise operators ----------------------------------------------------------------------------------------------
+
+
+def rowwise_rows(rows: Sequence[Row]) -> str:
+    """Make a table with a line for every case: our time, then the others' times as multiples of ours."""
+    return _rows(rows, _name("case"), OWN_MS, *(_ratio(side, side) for side in ROWWISE_SIDES), OF_STREAM)
+
+
+def rowwise_lost(rows: Sequence[Row]) -> str:
+    """Make a table of the cases in which another side is faster."""
+    lost = [row for row in rows if (row.speedup(*ROWWISE_SIDES) or 1) < 1]
+    return rowwise_rows(lost) if lost else "None.\n"
+
+
+def rowwise_blocks(rows: Sequence[Row]) -> dict[str, str]:
+    """Make the tables of the row-wise operators, by name of the block."""
+    found = {row.case: row for row in rows}
+
+    def cell(operator: str, dtype: str, shape: tuple[int, ...], dim: int | None, mode: str, text=None) -> str:
+        """Format the result of a case, by default torch's time as a multiple of ours; a dash if it was not measured."""
+        row = found.get(Case(operator, dtype, shape, mode, dim))
+        return DASH if row is None else text(row) if text else times(row.speedup("torch"))
+
+    columns = (OWN_MS, _ratio("NumPy", "numpy"), _ratio("torch", "torch"), OF_STREAM)
+    modes = {OUT: "`out=`", FRESH: "new"}
+    speed, torch = [], []
+    for layout in ROWWISE_LAYOUTS:
+        by_operator = (cell(name, "float32", *layout, OUT, text) for name in BACKWARD for _, text in columns)
+        speed.append([layout_text(*layout), *by_operator])
+        by_dtype = ([cell(name, dtype, *layout, mode) for name in BACKWARD] for dtype in DTYPES for mode in modes)
+        torch.append([layout_text(*layout), *map(" / ".join, by_dtype)])
+
+    def layouts(operators: Sequence[str]) -> Iterable[tuple[tuple[int, ...], int | None]]:
+        return dict.fromkeys((c.shape, c.dim) for c in found if c.operator in operators and c.mode == OUT)
+
+    others = (
+        [f"{operator}, {layout_text(*layout)}", *(cell(operator, dtype, *layout, OUT) for dtype in DTYPES)]
+        for operators in (FORWARD, MASKED)
+        for operator in operators
+        for layout in layouts(operators)
+    )
+    titles = [f"{name}: {title}" for name in ("softmax", "log-softmax") for title, _ in columns]
+    kinds = [f"{dtype} {title}" for dtype in DTYPES for title in modes.values()]
+    return {
+        "speed": table(["float32, with `out=`", *titles], speed),
+        "torch": table(["torch's time / ours", *kinds], torch),
+        "others": table(["torch's time / ours", *DTYPES], others),
+        "losses": rowwise_lost(rows),
+        "rows": rowwise_rows(rows),
+    }
+
+
+def accuracy_block(accuracy: Sequence[Worst]) -> str:
+    """Make a table of the largest errors, with a column for every CPU variant."""
+    variants = list(dict.fromkeys(worst.variant for worst in accuracy))
+    lines = []
+    for operator, dtype in dict.fromkeys((worst.operator, worst.dtype) for worst in accuracy):
+        found = {w.variant: w for w in accuracy if (w.operator, w.dtype) == (operator, dtype)}
+        worst = max(found.values(), key=lambda item: item.error)
+        cells = [f"{found[name].error:.2f}" if name in found else DASH for name in variants]
+        lines.append([f"{operator} {dtype}", *cells, f"{worst.values}, n = {worst.length}"])
+    return table(["largest error / bound", *variants, "where"], lines)
+
+
+# ---- linear operators ------------------------------------------------------------------------------------------------
+
+
+def linear_rows(rows: Sequence[Row]) -> str:
+    """Make a table with a line for every case: our time and rate, then the others' times as multiples of ours.
+
+    If no case of 16 bits has a variant, a sentence says so.
+    """
+    is_by_variant = any(row.case.variant and row.case.dtype in DTYPES_OF_16_BITS for row in rows)
+
+    def rate(row: Row) -> str:
+        billions = row.case.operations / row.own / 1e9
+        return f"{billions:.3g}" if billions < 100 else f"{billions:.0f}"
+
+    return ("" if is_by_variant else f"{NOT_BY_VARIANT}\n\n") + _rows(
+        rows,
+        *(_name("case"), OWN_MS, ("GFLOP/s", rate), ("of BLAS", lambda row: percent(row.of_yardstick))),
+        *(_ratio(side, side) for side in LINEAR_SIDES),
+    )
+
+
+def memory_block(memory: Sequence[Growth]) -> str:
+    """Make a table of the memory of calls in addition to their results, with a line for every call."""
+    found = {(growth.case, growth.side): growth for growth in memory}
+    sides = [side for side in (OWN, *LINEAR_SIDES) if any(growth.side == side for growth in memory)]
+
+    def cell(case: Case, side: str, attribute: str) -> str:
+        growth = found.get((case, side))
+        return DASH if growth is None else f"{getattr(growth, attribute) / 2**20:.1f}"
+
+    return table(
+        ["MiB beyond the results", "promised", *sides],
+        (
+            [case.name, cell(case, OWN, "promise"), *(cell(case, side, "bytes") for side in sides)]
+            for case in dict.fromkeys(growth.case for growth in memory)
+        ),
+    )
+
+
+# ---- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def tensors_blocks(results: Results) -> dict[str, str]:
+    """Make the tables of calls on tensors: without gradients, of forward and backward together, and of the loss."""
+
+    def microseconds(title: str, side: str) -> Column:
+        return title, lambda row: f"{1e6 * row.seconds[side]:.2f}" if side in row.seconds else DASH
+
+    ratio = _ratio("torch / ours", "torch")
+    calls, autograd = (
+        [row for row in results["speed"] if (row.case.mode == AUTOGRAD) == is_autograd] for is_autograd in (False, True)
+    )
+    sides = microseconds("tensors", OWN), microseconds("NumPy arrays", ARRAYS), microseconds("torch", "torch")
+    name = "forward and backward", lambda row: f"{row.case.operator} {row.case.dtype} {row.case.layout}"
+    awake = _ms("threads awake: ms", OWN + AWAKE), ("torch / ours", lambda row: times(row.awake_ratio))
+    loss = "loss and gradients", lambda row: f"{row.case.dtype} {row.case.layout}"
+    return {
+        "tensors_calls": _rows(calls, _name("case, µs"), *sides, ratio),
+        "tensors_autograd": _rows(autograd, name, OWN_MS, ratio, *awake),
+        "tensors_losses": _rows(results["linear"], loss, OWN_MS, *(_ratio(f"{side} / ours", side) for side in TORCH)),
+    }
+
+
+# ---- random problems -------------------------------------------------------------------------------------------------
+
+
+def limit_share(row: Row) -> float | None:
+    """Return a call's speed as a fraction of the limit set by memory or arithmetic, or None if neither is known."""
+    limits = [row.best(*group) or 0.0 for group in LIMITS]
+    return max(limits) / row.own if any(limits) else None
+
+
+def is_at_the_limit(row: Row) -> bool:
+    return (limit_share(row) or 0) >= AT_THE_LIMIT
+
+
+def limit_text(row: Row) -> str:
+    share = limit_share(row)
+    return DASH if share is None else f"{percent(share)}{' *' if is_at_the_limit(row) else ''}"
+
+
+OF_LIMIT = ("of the limit", limit_text)
+
+
+def _by(rows: Sequence[Row], attribute: str, values: Iterable[str], title: str = "") -> dict[str, list[Row]]:
+    """Return groups of the rows whose cases have each value of an attribute."""
+    return {f"{title}{value}": [row for row in rows if getattr(row.case, attribute) == value] for value in values}
+
+
+def grid_groups(grids: Sequence[Results]) -> dict[str, list[Row]]:
+    """Return the rows of random problems by group, of which each has a line in the summary."""
+    rows = [row for grid in grids for row in grid.rows]
+    found = {"all": rows}
+    if len(grids) > 1:
+        found |= {f"seed {grid.facts['seed']}": grid.rows for grid in grids}
+    families = {title: [row for grid in grids for row in grid[key]] for title, key in FAMILIES.items()}
+    for title, part in families.items():
+        found |= {title: part} | _by(part, "dtype", DTYPES, f"{title}, ")
+    found |= _by(families["row-wise"], "arrangement", LAYOUTS, "row-wise, ")
+    found |= _by(rows, "operator", OPERATORS)
+    return {title: part for title, part in found.items() if part}
+
+
+#: The families of random problems, and the names of their sections of the results.
+FAMILIES = {"row-wise": "rowwise", "linear": "linear"}
+
+
+def _ratios(rows: Iterable[Row], names: Sequence[str], own: str = OWN) -> list[tuple[float, Row]]:
+    """Return the rows with a rival, and its time as a multiple of that of one of our sides."""
+    return [(best / row.seconds[own], row) for row in rows if (best := row.best(*names)) is not None]
+
+
+def _summary(ratios: Sequence[tuple[float, Row]]) -> list[str]:
+    """Format the geometric mean of ratios, and the shares below BEHIND and below FAR_BEHIND."""
+    if not ratios:
+        return [DASH] * 3
+    found = [ratio for ratio, _ in ratios]
+    shares = [sum(ratio < bound for ratio in found) / len(found) for bound in (BEHIND, FAR_BEHIND)]
+    return [times(statistics.geometric_mean(found)), *map(percent, shares)]
+
+
+def summary_table(
+    groups: Mapping[str, Sequence[Row]], rivals: Mapping[str, Sequence[str]], own: Mapping[str, str] | None = None
+) -> str:
+    """Make a table of the geometric means and the shares of slower problems, with a line for every group of rows.
+
+    ``rivals`` has the names of each rival's sides, and ``own`` our side in each group, if that is not `OWN`.
+    """
+    header = ["rival's time / ours", "problems"]
+    for rival in rivals:
+        header += [rival, f"< {BEHIND:g}", f"< {FAR_BEHIND:g}"]
+    lines = []
+    for title, rows in groups.items():
+        side = own[title] if own else OWN
+        cells = [cell for names in rivals.values() for cell in _summary(_ratios(rows, names, side))]
+        lines.append([title, str(len(rows)), *cells])
+    return table(header, lines)
+
+
+def overview_block(grids: Sequence[Results]) -> str:
+    """Make a short summary: a line for each family of operators and rival."""
+    lines = [
+        [f"{family}, {rival}", str(len(ratios)), *_summary(ratios)]
+        for family, section in FAMILIES.items()
+        for rival, names in RIVALS.items()
+        if (ratios := _ratios((row for grid in grids for row in grid[section]), names))
+    ]
+    header = ["operators, rival", "problems", "rival's time / ours", "ours slower", "by more than a tenth"]
+    return f"{CAPTION}\n{table(header, lines)}"
+
+
+def variants_block(rows: Sequence[Row]) -> str:
+    """Make a table of the variants in linear problems of 16 bits: how many times as long others take."""
+    sides = {side for row in rows for side in row.seconds}
+    names = [variant for variant in _cpu.VARIANTS if side_of(variant) in sides]
+    if not names:
+        return "These results have no times of each variant, which the benchmark got later.\n"
+    own = {f"{dtype}, {variant}": (dtype, side_of(variant)) for dtype in DTYPES_OF_16_BITS for variant in names}
+    groups = {
+        title: [row for row in rows if row.case.dtype == dtype and side in row.seconds]
+        for title, (dtype, side) in own.items()
+    }
+    return summary_table(groups, VARIANT_RIVALS, {title: side for title, (_, side) in own.items()})
+
+
+def worst_block(rows: Sequence[Row], names: Sequence[str], count: int = WORST) -> str:
+    """Make a table of the problems with the lowest ratios, with the times of all sides."""
+    found = _ratios(rows, names)
+    return _table_of_times(found, names, count) if found else "Nothing was measured.\n"
+
+
+def grid_lost(rows: Sequence[Row]) -> str:
+    """Make a table of problems in which NumPy is clearly faster, and ours is not limited by memory or arithmetic."""
+    lost = [(ratio, row) for ratio, row in _ratios(rows, NUMPY) if ratio < FAR_BEHIND and not is_at_the_limit(row)]
+    return _table_of_times(lost, NUMPY) if lost else "None.\n"
+
+
+def _table_of_times(items: Sequence[tuple[float, Row]], names: Sequence[str], count: int | None = None) -> str:
+    """Make a table of the problems with the lowest ratios to some sides, with the times of all sides."""
+    rows = [row for _, row in sorted(items, key=lambda item: item[0])[:count]]
+    columns = (_ms(rival, *sides) for rival, sides in RIVALS.items())
+    return _rows(rows, _name("problem"), _ratio("ratio", *names), OWN_MS, *columns, OF_LIMIT)
+
+
+def grid_blocks(grids: Sequence[Results]) -> dict[str, str]:
+    """Make all tables of random problems, by name of the block."""
+    rows = [row for grid in grids for row in grid.rows]
+    return _captioned(
+        {
+            "grid_summary": summary_table(grid_groups(grids), RIVALS),
+            "grid_variants": variants_block([row for grid in grids for row in grid["linear"]]),
+            "grid_lost": grid_lost(rows),
+            "grid_worst_numpy": worst_block(rows, NUMPY),
+            "grid_worst_widened": worst_block(rows, WIDENED),
+            "grid_worst_torch": worst_block(rows, TORCH),
+        }
+    )
+
+
+# ---- losses ----------------------------------------------------------------------------------------------------------
+
+
+def losses_rows(rows: Sequence[Row]) -> str:
+    """Make a table with a line for every case: our time, then the others' times as multiples of ours."""
+    ratios = (_ratio(rival, *names) for rival, names in LOSS_RIVALS.items())
+    return _rows(rows, _name("case"), OWN_MS, *ratios, OF_LIMIT)
+
+
+def losses_lost(rows: Sequence[Row]) -> str:
+    """Make a table of the cases in which NumPy or PyTorch is faster."""
+    lost = [row for row in rows if (row.speedup(*NUMPY, *TORCH) or 1) < 1]
+    return losses_rows(lost) if lost else "None.\n"
+
+
+def _drawn(rows: Sequence[Row]) -> str:
+    """Make a table of the means of random problems, for every dtype, every layout and a large vocabulary."""
+    groups = {"all": rows} | _by(rows, "dtype", DTYPES) | _by(rows, "arrangement", LAYOUTS)
+    large = [row for row in rows if row.case.shape[row.case.dim or 0] >= LARGE_VOCABULARY]
+    groups |= {f"from {LARGE_VOCABULARY:,} classes": large}
+    return summary_table({title: part for title, part in groups.items() if part}, LOSS_RIVALS)
+
+
+def relative_rows(rows: Sequence[Row]) -> str:
+    """Make a table of calls for a linear layer: the times of both calls, and our speed relative to the other's."""
+    other = "ms", lambda row: milliseconds(row.best(row.case.other))
+    relative = "relative speed", lambda row: percent(row.speedup(row.case.other))
+    return _rows(rows, _name("call"), OWN_MS, ("compared with", lambda row: row.case.other), other, relative)
+
+
+def losses_blocks(results: Results) -> dict[str, str]:
+    """Make all tables of losses that these results can fill, by name of the block."""
+    logits, drawn, linear = (results[name] for name in ("logits", "drawn", "linear"))
+    found = {}
+    if logits:
+        found["loss_rows"] = losses_rows(logits)
+    if logits or drawn:
+        found["loss_lost"] = losses_lost([*logits, *drawn])
+    if drawn:
+        found["loss_drawn"] = _drawn(drawn)
+        found["loss_worst"] = worst_block(drawn, TORCH)
+    if linear:
+        found["loss_linear"] = relative_rows(linear)
+    return _captioned(found)

@@ -1,1 +1,0 @@
-"""Measurements of the row-wise operators: cases, rivals, accuracy, targets, tables."""

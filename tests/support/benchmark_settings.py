@@ -1,0 +1,19 @@
+"""Settings for tests of the benchmark."""
+
+from __future__ import annotations
+
+from ascend_grad.bench import measure, results, sides
+from ascend_grad.bench.measure import Repeats
+
+
+def hurry(monkeypatch) -> None:
+    """Make turns a few microseconds long, and products small."""
+    for name in ("WARM_UP", "TURN", "LOOP", "PAUSE", "IDLE_SECONDS"):
+        monkeypatch.setattr(measure, name, 1e-6)
+    for name in ("IDLE_CALLS", "AWAKE_CALLS"):
+        monkeypatch.setattr(measure, name, 2)
+    for name in ("NAMED_REPEATS", "RANDOM_REPEATS"):
+        monkeypatch.setattr(measure, name, Repeats(2, 1, 1))
+    monkeypatch.setattr(measure, "seconds_of_others", lambda: 0.0)
+    monkeypatch.setattr(results, "YARDSTICK_SIZE", 8)
+    monkeypatch.setattr(sides, "PRODUCT_SIZE", 8)
