@@ -215,10 +215,10 @@ def _linear_cross_entropy(queue: Queue, call: Call) -> Results:
     logits_max = sum_exp_logits = predicted = None
     results: dict[str, Any] = {}
     if not rows.is_empty:
-        # With an only shard, ids may start at 0 (Q9). They do if the caller's targets are taken as they are.
-        has_places = rows.is_complete and not a["vocab_start_index"]
+        # The ids of a call with one shard start at 0 (Q9). The caller's targets are used unchanged if theirs do.
+        is_unchanged = rows.is_complete and not a["vocab_start_index"]
         input, weight = rows.put(a["input"]), queue.put(a["weight"])
-        target = queue.put(a["target"]) if has_places else rows.put(tokens.places)
+        target = queue.put(a["target"]) if is_unchanged else rows.put(tokens.places)
         shard = statistics(queue, input, weight, target, 0, call.dims["V"], False)
         logits_max, sum_exp_logits, predicted, mask, masked_target, _ = shard
         losses, _ = loss(queue, logits_max, sum_exp_logits, predicted)
