@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from . import _aclnn, arrays
 from ._array_types import array_type
 from .arguments import MAX_RANK, converted_by_numpy, integer, shown, truth_value
-from .backends.ascend import determinism, quirks, runtime, session, threads, torch_npu
+from .backends.ascend import determinism, runtime, session, threads, torch_npu
 from .backends.ascend.array import DeviceArray
 from .dispatch import ContextChoice
 from .errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
@@ -91,11 +91,11 @@ def asarray(x: ArrayLike | DeviceArray) -> DeviceArray:
     _usable_state()
     with session.session_on(threads.chosen_device()).call() as here:
         result = here.put(array, dtype)
-        packed = quirks.packed_copy(here, array)
+        packed = here.packed_copy(array)
         here.keep(result, packed)
-    result.known.packed = packed
+    result.cache.packed = packed
     if array.ndim == 1 and array.nbytes <= _REMEMBERED_BYTES:
-        result.known.remember(np.array(array, dtype))
+        result.cache.remember(np.array(array, dtype))
     return result
 
 
@@ -253,7 +253,7 @@ class use_deterministic(ContextChoice):
     ...     y = ag.softmax([[1.0, 2.0]])
     """
 
-    _variable = determinism.chosen
+    _variable = determinism.requested
 
     def __init__(self, mode: bool = True):
         super().__init__(truth_value(mode, "mode"))

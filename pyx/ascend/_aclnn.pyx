@@ -4,7 +4,7 @@ Stage 1, aclnn<Name>GetWorkspaceSize, checks the arguments and makes an executor
 a stream and consumes the executor, even if it fails. Tensors have to exist until stage 2 has returned, and their memory
 until the stream is synchronised.
 
-A function here is stage 1 of one operator. It returns a `Plan`, which tells the size of its workspace, is launched once
+A function here is stage 1 of one operator. It returns an `Executor`, which tells the size of its workspace, is launched once
 and is closed on every path.
 """
 
@@ -188,59 +188,59 @@ cdef ag_acl_tensor *handle_of(Tensor tensor) noexcept:
     return NULL if tensor is None else tensor.handle
 
 
-cdef class Plan:
+cdef class Executor:
     """The executor that stage 1 of an operator made, to be launched once."""
 
     cdef int operator
     cdef readonly uint64_t workspace_size
-    cdef ag_acl_executor *executor
+    cdef ag_acl_executor *handle
     cdef ag_aclnn_status status
 
     def __cinit__(self, int operator):
         self.operator = operator
         self.workspace_size = 0
-        self.executor = NULL
+        self.handle = NULL
         self.status = 0
 
-    cdef Plan checked(self):
+    cdef Executor checked(self):
         if self.status != 0:
-            self.executor = NULL  # whatever stage 1 left there is not to be used
+            self.handle = NULL  # whatever stage 1 left there is not to be used
             _acl.check(self.status, NAMES[self.operator] + "GetWorkspaceSize")
         return self
 
     def launch(self, DeviceRange workspace, AnyStream stream not None):
         """Put the work on the stream (stage 2)."""
-        cdef ag_acl_executor *executor = self.executor
+        cdef ag_acl_executor *handle = self.handle
         cdef void *address = NULL if workspace is None else workspace.address
         cdef ag_aclnn_status status
-        if executor == NULL:
-            raise RuntimeError("a plan is launched once")
+        if handle == NULL:
+            raise RuntimeError("an executor is launched once")
         if self.workspace_size and (workspace is None or workspace.size < self.workspace_size):
             raise ValueError("the workspace is too small")
-        self.executor = NULL  # consumed by the call, also where it fails
+        self.handle = NULL  # consumed by the call, also where it fails
         with nogil:
-            status = _launch[self.operator](address, self.workspace_size, executor, stream.handle)
+            status = _launch[self.operator](address, self.workspace_size, handle, stream.handle)
         _acl.check(status, NAMES[self.operator])
 
     def close(self):
-        cdef ag_acl_executor *executor = self.executor
-        self.executor = NULL
-        _acl.destroy(<destroyer>_acl.table.aclDestroyAclOpExecutor, executor, "aclDestroyAclOpExecutor")
+        cdef ag_acl_executor *handle = self.handle
+        self.handle = NULL
+        _acl.destroy(<destroyer>_acl.table.aclDestroyAclOpExecutor, handle, "aclDestroyAclOpExecutor")
 
     def __dealloc__(self):
-        _acl.destroy(<destroyer>_acl.table.aclDestroyAclOpExecutor, self.executor, "aclDestroyAclOpExecutor")
+        _acl.destroy(<destroyer>_acl.table.aclDestroyAclOpExecutor, self.handle, "aclDestroyAclOpExecutor")
 
 
 # ---- stage 1 of every operator ---------------------------------------------------------------------------------------
 
 
-cdef Plan row_gradient(int operator, Tensor grad_output, Tensor output, int64_t dim, Tensor out):
-    cdef Plan plan = Plan(operator)
+cdef Executor row_gradient(int operator, Tensor grad_output, Tensor output, int64_t dim, Tensor out):
+    cdef Executor executor = Executor(operator)
     with nogil:
-        plan.status = (<ag_aclnn_row_gradient>_prepare[operator])(
-            grad_output.handle, output.handle, dim, out.handle, &plan.workspace_size, &plan.executor
+        executor.status = (<ag_aclnn_row_gradient>_prepare[operator])(
+            grad_output.handle, output.handle, dim, out.handle, &executor.workspace_size, &executor.handle
         )
-    return plan.checked()
+    return executor.checked()
 
 
 def softmax_backward(Tensor grad_output not None, Tensor output not None, int64_t dim, Tensor out not None):
@@ -251,13 +251,13 @@ def log_softmax_backward(Tensor grad_output not None, Tensor output not None, in
     return row_gradient(LOG_SOFTMAX_BACKWARD, grad_output, output, dim, out)
 
 
-cdef Plan row(int operator, Tensor input, int64_t dim, Tensor out):
-    cdef Plan plan = Plan(operator)
+cdef Executor row(int operator, Tensor input, int64_t dim, Tensor out):
+    cdef Executor executor = Executor(operator)
     with nogil:
-        plan.status = (<ag_aclnn_row>_prepare[operator])(
-            input.handle, dim, out.handle, &plan.workspace_size, &plan.executor
+        executor.status = (<ag_aclnn_row>_prepare[operator])(
+            input.handle, dim, out.handle, &executor.workspace_size, &executor.handle
         )
-    return plan.checked()
+    return executor.checked()
 
 
 def softmax(Tensor input not None, int64_t dim, Tensor out not None):
@@ -271,21 +271,21 @@ def log_softmax(Tensor input not None, int64_t dim, Tensor out not None):
 def scaled_masked_softmax_backward(
     Tensor grad_output not None, Tensor y not None, Tensor mask not None, double scale, Tensor out not None
 ):
-    cdef Plan plan = Plan(SCALED_MASKED_SOFTMAX_BACKWARD)
+    cdef Executor executor = Executor(SCALED_MASKED_SOFTMAX_BACKWARD)
     with nogil:
-        plan.status = (<ag_aclnn_masked_gradient>_prepare[SCALED_MASKED_SOFTMAX_BACKWARD])(
-            grad_output.handle, y.handle, mask.handle, scale, False, out.handle, &plan.workspace_size, &plan.executor
+        executor.status = (<ag_aclnn_masked_gradient>_prepare[SCALED_MASKED_SOFTMAX_BACKWARD])(
+            grad_output.handle, y.handle, mask.handle, scale, False, out.handle, &executor.workspace_size, &executor.handle
         )
-    return plan.checked()
+    return executor.checked()
 
 
 def scaled_masked_softmax(Tensor x not None, Tensor mask not None, double scale, Tensor out not None):
-    cdef Plan plan = Plan(SCALED_MASKED_SOFTMAX)
+    cdef Executor executor = Executor(SCALED_MASKED_SOFTMAX)
     with nogil:
-        plan.status = (<ag_aclnn_masked>_prepare[SCALED_MASKED_SOFTMAX])(
-            x.handle, mask.handle, scale, False, out.handle, &plan.workspace_size, &plan.executor
+        executor.status = (<ag_aclnn_masked>_prepare[SCALED_MASKED_SOFTMAX])(
+            x.handle, mask.handle, scale, False, out.handle, &executor.workspace_size, &executor.handle
         )
-    return plan.checked()
+    return executor.checked()
 
 
 def fused_linear_cross_entropy_loss_grad(
@@ -300,16 +300,16 @@ def fused_linear_cross_entropy_loss_grad(
     Tensor input_grad not None,
     Tensor weight_grad not None,
 ):
-    cdef Plan plan = Plan(LINEAR_GRADIENT)
+    cdef Executor executor = Executor(LINEAR_GRADIENT)
     cdef ag_acl_tensor *maximum = handle_of(logits_max)
     cdef ag_acl_tensor *total = handle_of(sum_exp_logits)
     cdef ag_acl_tensor *probabilities = handle_of(softmax)
     with nogil:
-        plan.status = (<ag_aclnn_linear_gradient>_prepare[LINEAR_GRADIENT])(
+        executor.status = (<ag_aclnn_linear_gradient>_prepare[LINEAR_GRADIENT])(
             grad.handle, input.handle, weight.handle, target_mask.handle, masked_target.handle, 0.0, maximum, total,
-            probabilities, input_grad.handle, weight_grad.handle, &plan.workspace_size, &plan.executor
+            probabilities, input_grad.handle, weight_grad.handle, &executor.workspace_size, &executor.handle
         )
-    return plan.checked()
+    return executor.checked()
 
 
 def fused_linear_online_max_sum(
@@ -325,15 +325,15 @@ def fused_linear_online_max_sum(
     Tensor masked_target not None,
     Tensor vocab_parallel_logits,
 ):
-    cdef Plan plan = Plan(ONLINE_MAX_SUM)
+    cdef Executor executor = Executor(ONLINE_MAX_SUM)
     cdef ag_acl_tensor *logits = handle_of(vocab_parallel_logits)
     with nogil:
-        plan.status = (<ag_aclnn_online_max_sum>_prepare[ONLINE_MAX_SUM])(
+        executor.status = (<ag_aclnn_online_max_sum>_prepare[ONLINE_MAX_SUM])(
             input.handle, weight.handle, target.handle, vocab_start_index, vocab_end_index, logits_max.handle,
             sum_exp_logits.handle, predicted_logits.handle, target_mask.handle, masked_target.handle, logits,
-            &plan.workspace_size, &plan.executor
+            &executor.workspace_size, &executor.handle
         )
-    return plan.checked()
+    return executor.checked()
 
 
 def fused_cross_entropy_loss_with_max_sum(
@@ -344,12 +344,12 @@ def fused_cross_entropy_loss_with_max_sum(
     Tensor loss not None,
     Tensor softmax,
 ):
-    cdef Plan plan = Plan(LOSS)
+    cdef Executor executor = Executor(LOSS)
     cdef ag_acl_tensor *logits = handle_of(vocab_parallel_logits)
     cdef ag_acl_tensor *probabilities = handle_of(softmax)
     with nogil:
-        plan.status = (<ag_aclnn_loss>_prepare[LOSS])(
+        executor.status = (<ag_aclnn_loss>_prepare[LOSS])(
             logits_max.handle, sum_exp_logits.handle, predicted_logits.handle, 0.0, NULL, NULL, logits, loss.handle,
-            probabilities, &plan.workspace_size, &plan.executor
+            probabilities, &executor.workspace_size, &executor.handle
         )
-    return plan.checked()
+    return executor.checked()

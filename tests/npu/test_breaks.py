@@ -79,13 +79,13 @@ BREAKS = {
     ),
     "executor used again after the second phase": Break(
         "pyx/ascend/_aclnn.pyx",
-        "self.executor = NULL  # consumed by the call, also where it fails",
+        "self.handle = NULL  # consumed by the call, also where it fails",
         "pass",
         "an executor: a executor that was used up",
     ),
     "executor of a failed first phase used": Break(
         "pyx/ascend/_aclnn.pyx",
-        "self.executor = NULL  # whatever stage 1 left there is not to be used",
+        "self.handle = NULL  # whatever stage 1 left there is not to be used",
         "pass",
         "not an executor: an address that was never given out",
     ),
@@ -114,8 +114,8 @@ BREAKS = {
         "a failure of aclnnSoftmax went unnoticed",
     ),
     "workspace too small": Break(
-        "ascend_grad/backends/ascend/operators.py",
-        "queue.workspace(size) if size else None",
+        "ascend_grad/backends/ascend/queue.py",
+        "self.workspace(size) if size else None",
         "None if size else None",
         "the workspace is too small",
     ),
@@ -127,15 +127,15 @@ BREAKS = {
         large=True,
     ),
     "probabilities of the caller destroyed": Break(
-        "ascend_grad/backends/ascend/quirks.py",
-        "return session.copied(there) if there is softmax else there",
+        "ascend_grad/backends/ascend/array_queue.py",
+        "return self._queue.copied(there) if is_overwritten and there is array else there",
         "return there",
         "an argument of fused_linear_cross_entropy_loss_grad was changed",
     ),
     "absent rows not left out": Break(
-        "ascend_grad/backends/ascend/quirks.py",
-        "return np.flatnonzero(~absent) if np.any(absent) else None",
-        "return None",
+        "ascend_grad/backends/ascend/array_queue.py",
+        "is_complete = present.size == count and bool(np.all(present))",
+        "is_complete = True",
         "wrong result of fused_linear_cross_entropy_loss_grad",
     ),
     "bits after the last row left dirty": Break(
@@ -181,7 +181,7 @@ BREAKS = {
         "stream",
     ),
     "foreign targets left in place": Break(
-        "ascend_grad/backends/ascend/quirks.py",
+        "ascend_grad/backends/ascend/array_queue.py",
         "if np.any(elsewhere & ((values < 0) | (values >= extent))):",
         "if False:",
         "of row",
@@ -193,9 +193,11 @@ BREAKS = {
         "0 operators should be deterministic, not 1",
     ),
     "option of the context set too late": Break(
-        "ascend_grad/backends/ascend/operators.py",
-        "        with determinism.guard(queue):\n            plan = prepare(*converted)\n",
-        "        plan = prepare(*converted)\n        with determinism.guard(queue):\n",
+        "ascend_grad/backends/ascend/queue.py",
+        "            with determinism.guard(self.device, self.is_deterministic):\n"
+        "                executor = getattr(_aclnn, operator)(*converted)\n",
+        "            executor = getattr(_aclnn, operator)(*converted)\n"
+        "            with determinism.guard(self.device, self.is_deterministic):\n",
         "1 operators should be deterministic, not 0",
     ),
     "another value of the option": Break(

@@ -24,9 +24,9 @@ def asked(monkeypatch) -> list[int]:
 
     def recorded(prepare):
         def first_stage(*arguments):
-            plan = prepare(*arguments)
-            sizes.append(plan.workspace_size)
-            return plan
+            executor = prepare(*arguments)
+            sizes.append(executor.workspace_size)
+            return executor
 
         return first_stage
 

@@ -44,7 +44,7 @@ from torch_oracles import assert_close
 import ascend_grad as ag
 import ascend_grad.torch as agt
 from ascend_grad import npu, parallel
-from ascend_grad.backends.ascend.torch_npu import on_current_stream
+from ascend_grad.backends.ascend.tensor_queue import on_current_stream
 from ascend_grad.operators.table import OPERATORS as ALL
 from ascend_grad.torch.compat import torch_npu as compat
 
@@ -177,12 +177,12 @@ def test_arrays_of_the_host_are_copied_once(dtype: str | np.dtype, constant: boo
     strided = array.T, array[::-1, 3:], np.broadcast_to(array[0, 1], (3, 4)), array[0, 1], array[:0]
     with on_current_stream(0) as queue:
         for each in (array, *strided):
-            there = queue.copied(each)
+            there = queue.from_host(each)
             assert there.dtype == each.dtype.newbyteorder("=")
             found = values(there.tensor)
             np.testing.assert_array_equal(found, each.astype(found.dtype))
         tracemalloc.start()
-        queue.copied(array)
+        queue.from_host(array)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     if torch_npu_real.IS_INSTALLED:  # the double of torch_npu copies on the host

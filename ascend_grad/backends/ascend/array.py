@@ -65,7 +65,7 @@ class Layout(NamedTuple):
     is_contiguous: bool
 
 
-class Known:
+class HostCache:
     """The host's knowledge of an array on the device.
 
     Attributes
@@ -173,7 +173,7 @@ class DeviceArray(AbstractDeviceArray):
     yet.)
     """
 
-    __slots__ = ("__weakref__", "_copy_to_host", "_device", "_dtype", "_shape", "known")
+    __slots__ = ("__weakref__", "_copy_to_host", "_device", "_dtype", "_shape", "cache")
 
     KIND = "an array of ascend_grad.npu.asarray"
     TO_DEVICE = "ascend_grad.npu.asarray"
@@ -189,7 +189,7 @@ class DeviceArray(AbstractDeviceArray):
         self._shape = shape
         self._dtype = dtype
         self._device = device
-        self.known = Known()
+        self.cache = HostCache()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -230,14 +230,14 @@ class DeviceArray(AbstractDeviceArray):
     @property
     def first_byte(self) -> int:
         """Return the offset of its first element in its memory."""
-        return 0 if self.known.layout is None else self.known.layout.offset * self.dtype.itemsize
+        return 0 if self.cache.layout is None else self.cache.layout.offset * self.dtype.itemsize
 
     def host_values(self) -> NDArray:
         """Return the values on the host, read-only, copied back at most once."""
-        values = self.known.values
+        values = self.cache.values
         if values is None:
             values = self.numpy()
-            self.known.remember(values)
+            self.cache.remember(values)
         return values
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -290,20 +290,20 @@ class DeviceArray(AbstractDeviceArray):
             raise BackendUnavailableError(f"the device cannot be used: {state.reason}")
         owner: object = self
         address = 0
-        known = self.known
-        strides = None if known.layout is None else [step * self.dtype.itemsize for step in known.layout.strides]
-        if known.allocation is not None:
-            owner = known.allocation.share(self)
-            address = _acl.address_of(known.allocation.memory()) + self.first_byte
-            known.forget_values()
+        cache = self.cache
+        strides = None if cache.layout is None else [step * self.dtype.itemsize for step in cache.layout.strides]
+        if cache.allocation is not None:
+            owner = cache.allocation.share(self)
+            address = _acl.address_of(cache.allocation.memory()) + self.first_byte
+            cache.forget_values()
         like = np.lib.stride_tricks.as_strided(np.empty(1, self.dtype), self.shape, strides)
         return _dlpack.capsule_on_device(owner, like, address, self.device)
 
     def is_known_below(self, extent: int, mask: object) -> bool:
-        origin = self.known.origin
+        origin = self.cache.origin
         if origin is None or not isinstance(mask, DeviceArray):
             return False
-        return mask.known.origin is origin and origin.extent <= extent
+        return mask.cache.origin is origin and origin.extent <= extent
 
     def __array__(self, dtype=None, copy=None) -> NoReturn:
         raise TypeError("an array on the device is not copied to the host unasked: call its numpy()")

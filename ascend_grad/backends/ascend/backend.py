@@ -14,9 +14,10 @@ from ..._call import Call
 from ...errors import AscendGradError, MissingKernelError
 from .. import reference
 from ..base import Unsupported
-from . import determinism, limits, operators, quirks, runtime, session, tensor_operators, threads, torch_npu, workspace
+from . import determinism, limits, operators, quirks, runtime, session, tensor_queue, threads, workspace
 from .array import DeviceArray
 from .runtime import found
+from .torch_npu import TensorArray
 
 __all__ = ["NAME", "found", "owns", "run", "status", "unsupported_reason", "workspace_size"]
 
@@ -48,7 +49,7 @@ def _failures_of(call: Call) -> Iterator[None]:
 
 
 def workspace_size(call: Call) -> int:
-    with _failures_of(call):
+    with _failures_of(call), np.errstate(all="ignore"):
         return workspace.workspace_size(call)
 
 
@@ -57,7 +58,7 @@ def run(call: Call, threads: int) -> Any:
         results: tuple[Any, ...]
         if call.device is None:
             results = _from_the_host(call)
-        elif isinstance(call.arrays[0], torch_npu.TensorArray):
+        elif isinstance(call.arrays[0], TensorArray):
             results = _from_tensors(call)
         else:
             results = _from_the_device(call)
@@ -81,7 +82,7 @@ def _from_the_host(call: Call) -> tuple[NDArray | None, ...]:
         if result is None:
             continue
         if isinstance(array, DeviceArray):
-            array.known.clear_padding(result)
+            array.cache.clear_padding(result)
         elif isinstance(array, np.ndarray):
             arrays.round_into(result, array)
     return results
@@ -115,31 +116,31 @@ def _rounded(array: Any, dtype: np.dtype) -> Any:
 def _from_tensors(call: Call) -> tuple[DeviceArray | None, ...]:
     """Compute a call on tensors, whose results are tensors; the work is on torch's current stream on return."""
     first = call.arrays[0]
-    assert isinstance(first, torch_npu.TensorArray)
-    values = tensor_operators.without_elements(call, _empty) if quirks.is_empty(call) else None
-    with torch_npu.on_current_stream(first.device, is_deterministic=determinism.is_asked_for(call)) as here:
+    assert isinstance(first, TensorArray)
+    values = _tensors_without_elements(call) if quirks.is_empty(call) else None
+    with tensor_queue.on_current_stream(first.device, is_deterministic=determinism.is_asked_for(call)) as here:
         if values is not None:
             places: Any = call.outs
-            return tuple(None if each is None else here.copied(each, out) for each, out in zip(values, places))
+            return tuple(None if each is None else here.from_host(each, out) for each, out in zip(values, places))
         results: list[DeviceArray | None] = []
-        computed: Any = tensor_operators.OPERATORS[call.operator.name](here, call)
-        for array, spec, out in zip(computed, call.specs, call.outs):
+        for result, spec, out in zip(operators.OPERATORS[call.operator.name](here, call), call.specs, call.outs):
+            array: Any = None if result is None or spec is None else here.put(result)
             if out is not None:
                 out.tensor.copy_(array.tensor)
-            results.append(None if spec is None else array if out is None else out)
+            results.append(array if out is None else out)
     return tuple(results)
 
 
 def copy_to_device_of(array: NDArray, other: DeviceArray) -> DeviceArray:
     """Copy an array of the host to the device of another array, as an array of the same kind."""
-    if isinstance(other, torch_npu.TensorArray):
-        with torch_npu.on_current_stream(other.device) as queue:
-            return queue.copied(array)
+    if isinstance(other, TensorArray):
+        with tensor_queue.on_current_stream(other.device) as queue:
+            return queue.from_host(array)
     with session.session_on(other.device).call() as here:
         result = here.put(array)
         here.keep(result)
     if array.ndim < 2:
-        result.known.remember(np.array(array))
+        result.cache.remember(np.array(array))
     return result
 
 
@@ -158,3 +159,34 @@ def _empty(call: Call) -> tuple[NDArray | None, ...]:
     arguments = {name: on_the_host(value) for name, value in call.arguments.items()}
     results = reference.run(call.with_arguments(arguments), 0)
     return results if len(call.operator.results) > 1 else (results,)
+
+
+def _outside(call: Call) -> NDArray:
+    """Return which rows have targets that are outside of the weight, and neither masked nor ignored."""
+    a = call.arguments
+    if call.operator.name == "fused_linear_cross_entropy_loss_grad":
+        target, start = a["masked_target"].host_values(), 0
+        present = ~arrays.unpacked(a["target_mask"].host_values(), target.size)
+    else:
+        target, start = a["target"].host_values(), a["vocab_start_index"]
+        present = target != a["ignore_index"]
+    return present & ~((target >= start) & (target < start + call.dims["V"]))
+
+
+def _tensors_without_elements(call: Call) -> tuple[NDArray | None, ...]:
+    """Compute a call on tensors without elements. Rows whose targets are outside of the weight become NaN."""
+    if "input_grad" not in call.operator.results:
+        return _empty(call)
+    a, outside = call.arguments, _outside(call)
+    if "target" in a:
+        others = {"target": np.where(outside, a["ignore_index"], a["target"].host_values().astype(np.int64))}
+    else:
+        others = {"grad": np.where(outside, np.float32(0), a["grad"].host_values())}
+    results = dict(zip(call.operator.results, _empty(call.with_arguments(a | others))))
+    extent = call.dims["V"]
+    lse = np.log(extent) if extent else -np.inf
+    for name, value in {"loss": np.nan, "input_grad": np.nan, "log_prob": np.nan, "lse": lse}.items():
+        result = results.get(name)
+        if result is not None and outside.any():
+            result[outside if result.ndim else ()] = value
+    return tuple(results.values())

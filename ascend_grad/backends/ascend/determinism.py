@@ -20,24 +20,23 @@ from ... import _acl
 from ..._call import Call
 from . import runtime
 from .array import DeviceArray
-from .queue import Queue
 
 #: Choice of `ascend_grad.npu.use_deterministic` in this context: None, or an object whose ``value`` is a bool or None.
-chosen: ContextVar[Any] = ContextVar("ascend_grad_deterministic", default=None)
+requested: ContextVar[Any] = ContextVar("ascend_grad_deterministic", default=None)
 
 _lock = threading.RLock()  # a signal handler may call an operator while the lock is held
 
 
 def is_asked_for(call: Call) -> bool:
     """Return whether a call has to be deterministic: by the choice of this context, or by torch's for its tensors."""
-    choice = chosen.get()
+    choice = requested.get()
     if choice is not None and choice.value:
         return True
     torch: Any = sys.modules.get("torch")
     return (
         torch is not None
         and torch.are_deterministic_algorithms_enabled()
-        and any(isinstance(each, DeviceArray) and each.known.is_memory_of_torch for each in call.arguments.values())
+        and any(isinstance(each, DeviceArray) and each.cache.is_memory_of_torch for each in call.arguments.values())
     )
 
 
@@ -48,6 +47,6 @@ def _in_force(device: int) -> Iterator[None]:
         yield
 
 
-def guard(queue: Queue) -> AbstractContextManager[None]:
+def guard(device: int, is_deterministic: bool) -> AbstractContextManager[None]:
     """Return the block in which an operator of a call is prepared and launched."""
-    return _in_force(queue.device) if queue.is_deterministic else nullcontext()
+    return _in_force(device) if is_deterministic else nullcontext()

@@ -1,8 +1,7 @@
-"""The operators on arrays: each function puts one call on the stream of a queue and returns its results.
+"""The operators: each function puts one call on a queue, and returns its results.
 
-Functions of a `Queue` serve calls on arrays of the host, of the device and on tensors: `Queue.put` makes each argument
-one that the device can read. Functions of a `Session` also read values on the host. The results are arrays of the
-device.
+A result is an array of the device, a vector of the queue, or None. The functions serve every `Queue`, as arguments go
+through `Queue.put` or `Queue.vector`.
 """
 
 from __future__ import annotations
@@ -11,130 +10,93 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ... import _aclnn
 from ..._call import Call
-from . import determinism, quirks
+from . import quirks
 from .array import DeviceArray, Origin
 from .queue import Queue
-from .session import Session
 
 FLOAT32 = np.dtype(np.float32)
 UINT8 = np.dtype(np.uint8)
+INF, NAN = float("inf"), float("nan")
 
-Results = tuple[DeviceArray | None, ...]
-
-
-def launch(queue: Queue, prepare: Callable[..., _aclnn.Plan], *arguments: Any) -> None:
-    """Prepare and launch one operator; arrays among the arguments become the device's tensors meanwhile."""
-    tensors: list[_aclnn.Tensor] = []
-    plan = None
-    try:
-        converted = []
-        for argument in arguments:
-            if isinstance(argument, DeviceArray):
-                code = _aclnn.DTYPES[argument.dtype.name]
-                shape, layout = quirks.shape_for_device(argument.shape), quirks.layout_for_device(argument)
-                tensor = _aclnn.Tensor(queue.memory_of(argument), shape, code, layout)
-                tensors.append(tensor)
-                converted.append(tensor)
-            else:
-                converted.append(argument)
-        with determinism.guard(queue):
-            plan = prepare(*converted)
-            size = plan.workspace_size
-            workspace = queue.workspace(size) if size else None
-            plan.launch(workspace, queue.stream)
-    finally:
-        if plan is not None:
-            plan.close()
-        for tensor in tensors:
-            tensor.close()
+Results = tuple[Any, ...]
 
 
-# ---- row-wise --------------------------------------------------------------------------------------------------------
+# ---- operators of the device -----------------------------------------------------------------------------------------
 
 
-def row_gradient(queue: Queue, call: Call) -> Results:
-    """Compute the gradient of a softmax or log-softmax."""
-    dtype = quirks.computing_dtype(call)
-    grad_output, output = (queue.put(array, dtype) for array in call.arrays)
-    out = queue.empty(grad_output.shape, grad_output.dtype)
-    launch(queue, getattr(_aclnn, call.operator.name), grad_output, output, call.arguments["dim"], out)
-    return (out,)
-
-
-def row(queue: Queue, call: Call) -> Results:
-    """Compute a softmax or log-softmax."""
-    input = queue.put(call.arrays[0], quirks.computing_dtype(call))
-    out = queue.empty(input.shape, input.dtype)
-    launch(queue, getattr(_aclnn, call.operator.name), input, call.arguments["dim"], out)
-    return (out,)
-
-
-def masked(queue: Queue, call: Call) -> Results:
-    """Compute a scaled masked softmax, or its gradient."""
-    dtype = quirks.computing_dtype(call)
-    *floats, mask = call.arrays
-    inputs = [queue.put(array, dtype) for array in floats]
+def _row(queue: Queue, call: Call) -> Results:
+    """Compute a softmax, a log-softmax, or the gradient of one."""
+    inputs = [queue.put(array, quirks.computing_dtype(call)) for array in call.arrays]
     out = queue.empty(inputs[0].shape, inputs[0].dtype)
-    scale = call.arguments["scale"]
-    launch(queue, getattr(_aclnn, call.operator.name), *inputs, queue.put(mask), scale, out)
+    queue.launch(call.operator.name, *inputs, call.arguments["dim"], out)
     return (out,)
 
 
-# ---- linear ----------------------------------------------------------------------------------------------------------
+def _masked(queue: Queue, call: Call) -> Results:
+    """Compute a scaled masked softmax, or its gradient."""
+    *floats, mask = call.arrays
+    inputs = [queue.put(array, quirks.computing_dtype(call)) for array in floats]
+    out = queue.empty(inputs[0].shape, inputs[0].dtype)
+    queue.launch(call.operator.name, *inputs, queue.put(mask), call.arguments["scale"], out)
+    return (out,)
 
 
-def _gradient(session: Session, call: Call) -> Results:
-    names = "grad", "input", "weight", "target_mask", "masked_target", "logits_max", "sum_exp_logits", "softmax"
-    input_grad, weight_grad = gradient(session, *(call.arguments[name] for name in names))
-    first, second = call.arguments["output_mask"]
-    return input_grad if first else None, weight_grad if second else None
+def _linear_gradient(queue: Queue, call: Call) -> Results:
+    a = call.arguments
+    mask = a["target_mask"]
+    grad, target = queue.safe_targets(a["grad"], a["masked_target"], mask, call.dims["V"])
+    statistics = a["logits_max"], a["sum_exp_logits"], a["softmax"]
+    return gradient(queue, a["output_mask"], grad, a["input"], a["weight"], mask, target, *statistics)
 
 
 def gradient(
-    session: Session, grad, input, weight, target_mask, masked_target, logits_max, sum_exp_logits, softmax
-) -> tuple[DeviceArray, DeviceArray]:
-    """Compute the fused gradient of the rows whose ``grad`` is not 0; the other rows are left out (`quirks`)."""
-    count, extent = input.shape[0], weight.shape[0]
-    rows = quirks.rows_with_gradient(session, grad)
-    if rows is not None and not rows.size:
-        return session.zeros(input.shape, input.dtype), session.zeros(weight.shape, weight.dtype)
-    arguments = (
-        session.put(grad, rows=rows),
-        session.put(input, rows=rows),
-        session.put(weight),
-        quirks.mask_bits(session, target_mask, count, rows),
-        quirks.safe_targets(session, masked_target, target_mask, extent, rows),
-        None if softmax is not None else session.put(logits_max, rows=rows),
-        None if softmax is not None else session.put(sum_exp_logits, rows=rows),
-        None if softmax is None else quirks.writable_copy(session, softmax, rows),
-    )
-    input_grad, weight_grad = launch_gradient(session, *arguments)
-    return (input_grad if rows is None else session.scattered(input_grad, rows, count)), weight_grad
+    queue: Queue,
+    output_mask: tuple[bool, bool],
+    grad: Any,
+    input: Any,
+    weight: Any,
+    target_mask: Any,
+    masked_target: Any,
+    logits_max: Any,
+    sum_exp_logits: Any,
+    softmax: Any = None,
+) -> Results:
+    """Compute the fused gradient of rows whose ``grad`` is not 0; other rows may hold anything (Q2).
+
+    Vectors may be twice as long as ``input``, as in `Queue.select`.
+    """
+    rows = queue.select(queue.vector(grad) != 0, input.shape[0])
+    if rows.is_empty:
+        return tuple(
+            queue.zeros(x.shape, x.dtype) if wanted else None for x, wanted in zip((input, weight), output_mask)
+        )
+    inputs = [
+        rows.put(grad),
+        rows.put(input, 0),
+        queue.put(weight),
+        rows.put_mask(target_mask, grad.shape[0]),
+        rows.put(masked_target),
+        None if softmax is not None else rows.put(logits_max, 0),
+        None if softmax is not None else rows.put(sum_exp_logits, 1),
+        None if softmax is None else rows.put(softmax, 0, is_overwritten=True),  # Q1
+    ]
+    input_grad, weight_grad = (queue.empty(each.shape, each.dtype) for each in inputs[1:3] if each is not None)
+    queue.launch("fused_linear_cross_entropy_loss_grad", *inputs, input_grad, weight_grad)
+    return rows.restored(input_grad) if output_mask[0] else None, rows.cleared(weight_grad) if output_mask[1] else None
 
 
-def launch_gradient(queue: Queue, *inputs: DeviceArray | None) -> tuple[DeviceArray, DeviceArray]:
-    """Launch the fused gradient on arrays that the device can read."""
-    _, input, weight, *_ = inputs
-    assert input is not None
-    assert weight is not None
-    input_grad, weight_grad = (queue.empty(each.shape, each.dtype) for each in (input, weight))
-    launch(queue, _aclnn.fused_linear_cross_entropy_loss_grad, *inputs, input_grad, weight_grad)
-    return input_grad, weight_grad
+def _online_max_sum(queue: Queue, call: Call) -> Results:
+    names = "input", "weight", "target", "vocab_start_index", "vocab_end_index", "return_logits"
+    results = statistics(queue, *(call.arguments[name] for name in names))
+    queue.clear_padding(results[3], call.dims["BT"])
+    return results
 
 
-def call_statistics(queue: Queue, call: Call) -> Results:
-    """Compute a call of the online max sum."""
-    a = call.arguments
-    return statistics(
-        queue, a["input"], a["weight"], a["target"], a["vocab_start_index"], a["vocab_end_index"], a["return_logits"]
-    )
-
-
-def statistics(queue: Queue, input, weight, target, start: int, end: int, return_logits: bool) -> Results:
+def statistics(
+    queue: Queue, input: Any, weight: Any, target: Any, start: int, end: int, return_logits: bool
+) -> Results:
     """Compute the online max sum; mask and masked targets share an origin."""
     input, weight, target = (queue.put(array) for array in (input, weight, target))
     count = input.shape[0]
@@ -143,212 +105,173 @@ def statistics(queue: Queue, input, weight, target, start: int, end: int, return
     masked_target = queue.empty((count,), target.dtype)
     logits = queue.empty((count, weight.shape[0]), input.dtype) if return_logits else None
     results = logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits
-    launch(queue, _aclnn.fused_linear_online_max_sum, input, weight, target, start, end, *results)
-    target_mask.known.origin = masked_target.known.origin = Origin(object(), end - start)
-    target_mask.known.set_bits(count)
+    queue.launch("fused_linear_online_max_sum", input, weight, target, start, end, *results)
+    target_mask.cache.origin = masked_target.cache.origin = Origin(object(), end - start)
     return results
 
 
-def call_loss(queue: Queue, call: Call) -> Results:
-    """Compute a call of the loss from statistics."""
+def _loss(queue: Queue, call: Call) -> Results:
     names = "logits_max", "sum_exp_logits", "predicted_logits", "vocab_parallel_logits"
     return loss(queue, *(call.arguments[name] for name in names))
 
 
-def loss(
-    queue: Queue, logits_max, sum_exp_logits, predicted_logits, vocab_parallel_logits
-) -> tuple[DeviceArray, DeviceArray | None]:
+def loss(queue: Queue, logits_max: Any, sum_exp_logits: Any, predicted_logits: Any, logits: Any = None) -> Results:
     """Compute the loss from statistics, and the probabilities from logits if there are any."""
     inputs = [queue.put(array) for array in (logits_max, sum_exp_logits, predicted_logits)]
-    logits = None if vocab_parallel_logits is None else queue.put(vocab_parallel_logits)
+    logits = None if logits is None else queue.put(logits)
     result = queue.empty(inputs[0].shape, FLOAT32)
     softmax = None if logits is None else queue.empty(logits.shape, FLOAT32)
-    launch(queue, _aclnn.fused_cross_entropy_loss_with_max_sum, *inputs, logits, result, softmax)
+    queue.launch("fused_cross_entropy_loss_with_max_sum", *inputs, logits, result, softmax)
     return result, softmax
 
 
-def _linear_cross_entropy(session: Session, call: Call) -> tuple[DeviceArray | NDArray | None, ...]:
-    """Compute the chain of the three operators on the rows that are not ignored; intermediate results stay there.
+# ---- chains of them --------------------------------------------------------------------------------------------------
 
-    The losses come back to the host if they are added up or weighted, or if some rows are ignored. So do the statistics
-    if outputs are requested.
+
+class Tokens:
+    """The tokens of a loss as vectors: their targets, their weights, and the denominator of a mean.
+
+    Attributes
+    ----------
+    counted : vector of bool
+        Which tokens are not ignored.
+    places : vector of int64
+        The row of the weight that each target stands for; 0 for ignored tokens and for targets outside of the weight.
+    weights : vector, optional
+        The weight of each token's loss, 0 for ignored tokens; None stands for no weights.
     """
-    a = call.arguments
-    target = session.values(a["target"])
-    counted = target != a["ignore_index"]
-    number = int(np.count_nonzero(counted))
-    rows = None if number == target.size else np.flatnonzero(counted)
-    weights = _weights(session, a, target, counted)
-    over = _denominator(a, weights, number)
+
+    def __init__(self, queue: Queue, call: Call):
+        a, xp = call.arguments, queue.xp
+        self._queue, self._arguments = queue, a
+        target, start = queue.vector(a["target"], xp.int64), a["vocab_start_index"]
+        places = target - start
+        self.counted = target != a["ignore_index"]
+        self._inside = (target >= start) & (places < call.dims["V"])
+        self.places = xp.where(self._inside & self.counted, places, 0)
+        self.weights = self._all_weights()
+        self._denominator: Any = 1.0
+        if a["reduction"] == "mean":
+            weights = self.counted if self.weights is None else self.weights
+            self._denominator = queue.vector(weights.sum()) if a["denominator"] is None else a["denominator"]
+
+    def _all_weights(self) -> Any:
+        of_token, of_class = self._arguments["token_weight"], self._arguments["class_weight"]
+        if of_token is None and of_class is None:
+            return None
+        vector = self._queue.vector
+        weights = vector(self.counted) if of_token is None else self.without_ignored(vector(of_token))
+        if of_class is not None:  # a token of weight 0 adds nothing, whatever its class
+            weights = self._queue.xp.where(weights == 0, 0, weights * vector(of_class)[self.places])
+        return weights
+
+    def weighted(self, numbers: Any) -> Any:
+        """Multiply numbers by the weights. The result is 0 for tokens of weight 0, whatever the number."""
+        return numbers if self.weights is None else self._queue.xp.where(self.weights == 0, 0, numbers * self.weights)
+
+    def divided(self, numbers: Any, otherwise: float) -> Any:
+        """Divide numbers by the denominator. `otherwise` is the result where the denominator is 0."""
+        denominator = self._denominator
+        if isinstance(denominator, float):
+            return numbers / denominator
+        return self._queue.xp.where(denominator == 0, otherwise, numbers / denominator)
+
+    def upstream(self) -> Any:
+        """Return the upstream gradient of each token's loss, or one number for all tokens, in float32."""
+        grad, denominator, vector = self._arguments["grad_loss"], self._denominator, self._queue.vector
+        if isinstance(grad, float) and isinstance(denominator, float):
+            grad = vector(grad / denominator)  # the quotient may be in the range of float32, even if neither number is
+        else:
+            grad = self.divided(vector(grad), 0)
+        # A gradient of 0 stays 0, whatever the weight is.
+        return vector(self._queue.xp.where(grad == 0, 0, self.weighted(grad)), self._queue.xp.float32)
+
+    def without_ignored(self, numbers: Any) -> Any:
+        """Return numbers of the tokens, 0 for ignored tokens."""
+        return self._queue.xp.where(self.counted, numbers, 0)
+
+    def of_targets(self, numbers: Any) -> Any:
+        """Return numbers of the targets: 0 for ignored tokens, NaN for targets outside of the weight."""
+        return self.without_ignored(self._queue.xp.where(self._inside, numbers, NAN))
+
+    def reduced(self, losses: Any) -> Any:
+        """Return the losses of the tokens as the call reduces them."""
+        losses = self.of_targets(self.weighted(losses))
+        if self._arguments["reduction"] == "none":
+            return losses
+        return self._queue.vector(self.divided(losses.sum(), NAN))
+
+
+def _is_infinite(vector: Any) -> Any:
+    return (vector == INF) | (vector == -INF)
+
+
+def _linear_cross_entropy(queue: Queue, call: Call) -> Results:
+    """Compute the chain of the three operators. Losses and statistics become vectors if anything is done with them."""
+    a, xp = call.arguments, queue.xp
+    tokens = Tokens(queue, call)
+    rows = queue.compact(tokens.counted)
     losses: DeviceArray | None = None
-    statistics_of_rows: tuple[DeviceArray | None, ...] = (None, None, None)
-    gradients: tuple[DeviceArray | None, ...] = (None, None)
-    if number:
-        input, weight = session.put(a["input"], rows=rows), session.put(a["weight"])
-        inside = quirks.places(session, a["target"], rows, a["vocab_start_index"])
-        shard = statistics(session, input, weight, inside, 0, call.dims["V"], False)
+    logits_max = sum_exp_logits = predicted = None
+    results: dict[str, Any] = {}
+    if not rows.is_empty:
+        # The ids of a call with one shard start at 0 (Q9). The caller's targets are used unchanged if theirs do.
+        is_unchanged = rows.is_complete and not a["vocab_start_index"]
+        input, weight = rows.put(a["input"]), queue.put(a["weight"])
+        target = queue.put(a["target"]) if is_unchanged else rows.put(tokens.places)
+        shard = statistics(queue, input, weight, target, 0, call.dims["V"], False)
         logits_max, sum_exp_logits, predicted, mask, masked_target, _ = shard
-        statistics_of_rows = logits_max, sum_exp_logits, predicted
-        losses, _ = loss(session, logits_max, sum_exp_logits, predicted, None)
+        losses, _ = loss(queue, logits_max, sum_exp_logits, predicted)
         if a["return_grad"]:
-            grad = _upstream(session, a, counted, weights, over)
-            first, second = gradient(
-                session, grad, input, weight, mask, masked_target, logits_max, sum_exp_logits, None
-            )  # fmt: skip
-            gradients = (first if rows is None else session.scattered(first, rows, target.size), second)
+            grad = rows.of(queue.vector(tokens.of_targets(tokens.upstream()), xp.float32))
+            targets = mask, masked_target, logits_max, sum_exp_logits
+            input_grad, weight_grad = gradient(queue, (True, True), grad, input, weight, *targets)
+            results = {"input_grad": rows.restored(input_grad), "weight_grad": weight_grad}
     elif a["return_grad"]:
-        gradients = tuple(spec and session.zeros(spec.shape, spec.dtype) for spec in call.specs[1:3])
-    total = _reduced(session, losses, counted, weights, a["reduction"], over)
-    results: dict[str, DeviceArray | NDArray | None] = dict(zip(call.operator.results, (total, *gradients)))
+        for name, spec in zip(call.operator.results[1:3], call.specs[1:3]):
+            results[name] = spec and queue.zeros(spec.shape, spec.dtype)
+    is_result = rows.is_complete and tokens.weights is None and a["reduction"] == "none"
+    results["loss"] = losses if is_result else tokens.reduced(rows.vector(losses))
     if a["outputs"]:
-        results |= _outputs(session, statistics_of_rows, counted)
+        largest, total, of_target = (rows.vector(each) for each in (logits_max, sum_exp_logits, predicted))
+        log_sum = xp.log(total)
+        results["lse"] = tokens.without_ignored(xp.where(_is_infinite(largest), largest, largest + log_sum))
+        results["log_prob"] = tokens.of_targets(of_target - log_sum)
     return tuple(None if spec is None else results[name] for name, spec in zip(call.operator.results, call.specs))
 
 
-def _linear_cross_entropy_backward(session: Session, call: Call) -> tuple[NDArray | DeviceArray | None, ...]:
+def _linear_cross_entropy_backward(queue: Queue, call: Call) -> Results:
     """Compute the gradients for upstream gradients of the loss, of the lse and of the log-probabilities.
 
-    With probabilities p, the gradient of the logits of a row is ``w (p - [v = t]) + b p``, where b is ``grad_lse``. The
-    device computes the two terms as two rows; the target of the second row is masked.
+    With probabilities p, the gradient of a row's logits is ``w (p - [v = t]) + b p``, where b is ``grad_lse``. The
+    device computes the two terms as two rows. The target of the second row is masked.
     """
-    a = call.arguments
-    target = session.values(a["target"])
-    counted = target != a["ignore_index"]
-    weights = _weights(session, a, target, counted)
-    over = _denominator(a, weights, int(np.count_nonzero(counted)))
-    of_target, of_all = np.zeros((2, target.size))
-    of_target[counted] = _upstream(session, a, counted, weights, over)
+    a, xp = call.arguments, queue.xp
+    tokens = Tokens(queue, call)
+    grad, masked, places = tokens.upstream(), xp.zeros_like(tokens.counted), tokens.places
     if a["grad_log_prob"] is not None:
-        of_target[counted] -= _numbers(session, a["grad_log_prob"])[counted]
+        grad = grad - queue.vector(a["grad_log_prob"])
+    grad, lse = tokens.of_targets(grad), queue.vector(a["lse"])
+    lse = xp.where(_is_infinite(lse), NAN, lse)  # no probability follows from an infinite one
     if a["grad_lse"] is not None:
-        of_all[counted] = _numbers(session, a["grad_lse"])[counted]
-    first, second = np.flatnonzero(of_target), np.flatnonzero(of_all)
-    rows = np.concatenate([first, second])
-    if not rows.size:
-        return *(None if spec is None else session.zeros(spec.shape, spec.dtype) for spec in call.specs[:2]), None
-    masked = np.arange(rows.size) >= first.size
-    grad = np.concatenate([of_target[first], of_all[second]]).astype(np.float32)
-    place = np.where(masked, 0, target[rows].astype(np.int64) - a["vocab_start_index"]).astype(target.dtype)
-    lse = _numbers(session, a["lse"])[rows].astype(np.float32)
-    lse[np.isinf(lse)] = np.nan  # no probability follows from it
-    input, weight = session.put(a["input"], rows=rows), session.put(a["weight"])
-    input_grad, weight_grad = gradient(session, grad, input, weight, masked, place, lse, np.ones_like(lse), None)
-    keeps_input, keeps_weight = a["output_mask"]
-    sums = _sum_of_rows(session, input_grad, first, second, target.size) if keeps_input else None
-    return sums, weight_grad if keeps_weight else None, None
+        grad = xp.concatenate([grad, tokens.without_ignored(queue.vector(a["grad_lse"]))])
+        masked = xp.concatenate([masked, ~masked])
+        places, lse = (xp.concatenate([each, each]) for each in (places, lse))
+    grad, lse = queue.vector(grad, xp.float32), queue.vector(lse, xp.float32)
+    targets = masked, places, lse, xp.ones_like(lse)
+    return *gradient(queue, a["output_mask"], grad, a["input"], a["weight"], *targets), None
 
 
-def _sum_of_rows(
-    session: Session, gradients: DeviceArray, first: NDArray, second: NDArray, count: int
-) -> NDArray | DeviceArray:
-    """Return the sums of the gradients of two lists of rows, in their places among ``count`` rows.
-
-    If a row is in both lists, the sums are computed on the host, and not yet rounded.
-    """
-    if not np.intersect1d(first, second).size:
-        return session.scattered(gradients, np.concatenate([first, second]), count)
-    there = np.empty(gradients.shape, gradients.dtype)
-    session.fetch([(gradients, there)])
-    total = np.zeros((count, there.shape[1]))
-    total[first] = there[: first.size]
-    total[second] += there[first.size :].astype(np.float64)
-    return total
-
-
-def _numbers(session: Session, array: NDArray | DeviceArray) -> NDArray:
-    """Return the values of a vector in float64."""
-    return session.values(array).astype(np.float64)
-
-
-def _weights(session: Session, arguments: dict[str, Any], target: NDArray, counted: NDArray) -> NDArray | None:
-    """Return the weight of each row's loss in float64, 0 for ignored rows; None stands for no weights."""
-    token, of_class = arguments["token_weight"], arguments["class_weight"]
-    if token is None and of_class is None:
-        return None
-    weights = counted.astype(np.float64)
-    if token is not None:
-        weights[counted] = _numbers(session, token)[counted]
-    if of_class is not None:
-        counted = counted & (weights != 0)  # a row of weight 0 adds nothing, whatever its class
-        places = target[counted].astype(np.int64) - arguments["vocab_start_index"]
-        weights[counted] *= _numbers(session, of_class)[places]
-    return weights
-
-
-def _denominator(arguments: dict[str, Any], weights: NDArray | None, number: int) -> float:
-    """Return the divisor of losses and gradients."""
-    if arguments["reduction"] != "mean":
-        return 1.0
-    if arguments["denominator"] is not None:
-        return arguments["denominator"]
-    return float(number if weights is None else np.sum(weights))
-
-
-def _fetched(session: Session, array: DeviceArray | None, counted: NDArray) -> NDArray:
-    """Return numbers of the rows that are not ignored as numbers of all rows, 0 for the others."""
-    all_rows = np.zeros(counted.size, np.float32)
-    if array is not None:
-        there = np.empty(array.shape, np.float32)
-        session.fetch([(array, there)])
-        all_rows[counted] = there
-    return all_rows
-
-
-def _outputs(
-    session: Session, statistics_of_rows: tuple[DeviceArray | None, ...], counted: NDArray
-) -> dict[str, DeviceArray | NDArray | None]:
-    """Return the outputs of each row that follow from the statistics."""
-    logits_max, sum_exp, predicted = (
-        _fetched(session, each, counted).astype(np.float64) for each in statistics_of_rows
-    )
-    log_sum = np.log(np.where(counted, sum_exp, 1))
-    lse = np.where(np.isinf(logits_max), logits_max, logits_max + log_sum)
-    return {"lse": lse, "log_prob": predicted - log_sum}
-
-
-def _reduced(
-    session: Session, losses: DeviceArray | None, counted: NDArray, weights: NDArray | None, reduction: str, over: float
-) -> DeviceArray | NDArray:
-    """Return the loss, from the losses of the rows that are not ignored; None stands for no such row."""
-    if weights is None and losses is not None and reduction == "none" and losses.size == counted.size:
-        return losses
-    all_losses = _fetched(session, losses, counted)
-    with np.errstate(all="ignore"):
-        if weights is not None:
-            all_losses = np.where(weights == 0, 0, weights * all_losses)
-        if reduction == "none":
-            return all_losses
-        total = np.sum(all_losses, dtype=np.float64)
-        return np.asarray(total / np.float64(over) if over else np.nan)
-
-
-def _upstream(
-    session: Session, arguments: dict[str, Any], counted: NDArray, weights: NDArray | None, over: float
-) -> NDArray:
-    """Return the upstream gradient of each row that is not ignored."""
-    grad = arguments["grad_loss"]
-    values = np.asarray(grad) if isinstance(grad, float) else session.values(grad)
-    of_rows = (np.broadcast_to(values, counted.shape)[counted]).astype(np.float64)
-    of_rows = of_rows / over if over else np.zeros_like(of_rows)
-    if weights is not None:
-        of_rows = np.where((weights[counted] == 0) | (of_rows == 0), 0, of_rows * weights[counted])
-    return of_rows.astype(np.float32)
-
-
-#: The row-wise operators. No repair of theirs reads values, so that these functions serve every queue.
-ROWWISE = {
-    "softmax_backward": row_gradient,
-    "log_softmax_backward": row_gradient,
-    "scaled_masked_softmax_backward": masked,
-    "softmax": row,
-    "log_softmax": row,
-    "scaled_masked_softmax": masked,
-}
-OPERATORS: dict[str, Callable[[Session, Call], tuple[DeviceArray | NDArray | None, ...]]] = {
-    **ROWWISE,
-    "fused_linear_cross_entropy_loss_grad": _gradient,
-    "fused_linear_online_max_sum": call_statistics,
-    "fused_cross_entropy_loss_with_max_sum": call_loss,
+OPERATORS: dict[str, Callable[[Queue, Call], Results]] = {
+    "softmax_backward": _row,
+    "log_softmax_backward": _row,
+    "scaled_masked_softmax_backward": _masked,
+    "softmax": _row,
+    "log_softmax": _row,
+    "scaled_masked_softmax": _masked,
+    "fused_linear_cross_entropy_loss_grad": _linear_gradient,
+    "fused_linear_online_max_sum": _online_max_sum,
+    "fused_cross_entropy_loss_with_max_sum": _loss,
     "linear_cross_entropy": _linear_cross_entropy,
     "linear_cross_entropy_backward": _linear_cross_entropy_backward,
 }

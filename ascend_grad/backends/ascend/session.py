@@ -15,9 +15,9 @@ from ... import _acl
 from ...errors import STATUS_CODES, AscendGradError, BackendUnavailableError, ProcessEndingError
 from . import pool, runtime
 from .array import DeviceArray
+from .array_queue import ArrayQueue
 from .pool import Allocation, Pool
 from .threads import chosen_device, members_of, sessions, thread
-from .transfers import Transfers
 
 #: Codes of a device whose memory is full.
 OUT_OF_MEMORY = (STATUS_CODES["ACL_ERROR_RT_MEMORY_ALLOCATION"], STATUS_CODES["ACL_ERROR_RT_DEVICE_OOM"])
@@ -29,7 +29,7 @@ class _Frame:
     __slots__ = ("__weakref__",)
 
 
-class Session(Transfers):
+class Session(ArrayQueue):
     """The resources of one thread on one device, or on a stream of the caller's there, whose address is given.
 
     Attributes
@@ -99,7 +99,7 @@ class Session(Transfers):
             self.synchronize()
         for array in results:
             if array is not None:
-                array.known.keep_memory()
+                array.cache.keep_memory()
 
     def keep_alive(self, array: DeviceArray) -> DeviceArray:
         """Keep an array alive until the end of the call, whatever becomes of other references."""
@@ -193,7 +193,7 @@ class Session(Transfers):
 
     def memory_of(self, array: DeviceArray) -> _acl.DeviceRange:
         """Return the memory of an array, for work on the stream."""
-        allocation = array.known.allocation
+        allocation = array.cache.allocation
         assert allocation is not None, "an array without elements has no memory"
         if isinstance(allocation, Allocation):
             allocation.wait_unless_on(self)
@@ -229,7 +229,7 @@ class Session(Transfers):
         """Make an array on the device."""
         result = DeviceArray(shape, dtype, self.device, to_host)
         if result.size:
-            result.known.allocation = self.allocate(result.nbytes)
+            result.cache.allocation = self.allocate(result.nbytes)
         return result
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
@@ -327,7 +327,7 @@ def to_host(array: DeviceArray) -> NDArray:
     if array.size:
         with session_on(array.device).call() as session:
             session.fetch([(array, result)])
-    array.known.clear_padding(result)
+    array.cache.clear_padding(result)
     return result
 
 

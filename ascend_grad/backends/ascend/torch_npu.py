@@ -5,7 +5,7 @@ a tensor, its format, torch's current device and its current stream are used.
 
 There are two kinds of arrays over tensors:
 
-- `TensorArray`: an argument of a call, or its result. The call is put on torch's current stream (`TorchQueue`), as
+- `TensorArray`: an argument of a call, or its result. The call is put on torch's current stream (`tensor_queue`), as
   torch's own operators are, and does not wait. All memory that it needs is torch's.
 - `DeviceArray` over `TensorMemory`: the result of `ascend_grad.npu.asarray`. Calls on it are done when they return.
   They run on a stream of the library. Torch's memory may be in use on torch's stream for longer than tensors live. So
@@ -18,14 +18,12 @@ the thread's context is restored after them, and within a call on tensors torch'
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import _acl, _array_types, arrays
+from ... import _acl, _array_types
 from ..._dtypes import BFLOAT16
 from ...errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
 from . import runtime
@@ -143,8 +141,8 @@ def _array(kind: type[DeviceArray], tensor: Any, dtype: np.dtype) -> DeviceArray
         storage_size = tensor.untyped_storage().nbytes() // tensor.element_size()
         # A stride of an axis of length 1 leads to no element. It may be so large that its bytes exceed an int64.
         strides = tuple(step if length > 1 else 1 for length, step in zip(tensor.shape, tensor.stride()))
-        array.known.layout = Layout(strides, tensor.storage_offset(), storage_size, tensor.is_contiguous())
-        array.known.allocation = TensorMemory(tensor, dtype)
+        array.cache.layout = Layout(strides, tensor.storage_offset(), storage_size, tensor.is_contiguous())
+        array.cache.allocation = TensorMemory(tensor, dtype)
     return array
 
 
@@ -175,82 +173,13 @@ def tensor_of(array: DeviceArray) -> Any:
     return array.tensor if isinstance(array, TensorArray) else torch.from_dlpack(array)
 
 
+def array_of(tensor: Any) -> TensorArray:
+    """Return the array over a tensor that torch has computed."""
+    array = _array(TensorArray, tensor, _numpy_dtype(tensor.dtype, "tensor", None))
+    assert isinstance(array, TensorArray)
+    return array
+
+
 def array_like(tensor: Any, like: DeviceArray) -> DeviceArray:
     """Return an array over the memory of a tensor, of the kind of another array."""
     return _array(type(like), tensor, _numpy_dtype(tensor.dtype, "tensor", None))
-
-
-# ---- calls -----------------------------------------------------------------------------------------------------------
-
-
-class TorchQueue:
-    """The queue of one call on tensors: its memory is torch's, and its work goes to torch's current stream.
-
-    torch gives memory out again in the order of the stream, so memory that is dropped may still be in use there.
-    """
-
-    def __init__(self, device: int, *, is_deterministic: bool):
-        self._torch: Any = sys.modules["torch"]
-        self._npu: Any = sys.modules["torch_npu"].npu
-        self.device, self.is_deterministic = device, is_deterministic
-        self._place = self._torch.device("npu", device)
-        self._workspace: Any = None
-
-    @property
-    def stream(self) -> _acl.AnyStream:
-        # torch_npu keeps work back in a queue on the host. Reading the address submits the queue of torch's current
-        # device, which is this one. So the address is read right before the work is put on the stream.
-        return _acl.borrowed_stream(self._npu.current_stream(self.device).npu_stream, self.device)
-
-    def memory_of(self, array: DeviceArray) -> _acl.DeviceRange:
-        memory = array.known.allocation
-        assert isinstance(memory, TensorMemory), "an array without elements has no memory"
-        return memory.range
-
-    def workspace(self, nbytes: int) -> _acl.DeviceRange:
-        workspace = self._torch.empty(nbytes, dtype=self._torch.uint8, device=self._place)
-        self._workspace = workspace  # kept until the next operator has its workspace, or the call ends
-        return _acl.borrowed(workspace.data_ptr(), nbytes, self.device)
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> TensorArray:
-        return self.array(self._torch.empty(shape, dtype=torch_dtype(dtype), device=self._place))
-
-    def put(self, array: TensorArray, dtype: np.dtype | None = None) -> TensorArray:
-        """Return the tensor, or a copy of it in another dtype."""
-        if dtype is None or array.dtype == dtype:
-            return array
-        return self.array(array.tensor.to(torch_dtype(dtype)))
-
-    def array(self, tensor: Any) -> TensorArray:
-        """Return the array over a tensor that torch has computed."""
-        array = _array(TensorArray, tensor, _numpy_dtype(tensor.dtype, "tensor", None))
-        assert isinstance(array, TensorArray)
-        return array
-
-    def copied(self, array: NDArray, out: TensorArray | None = None) -> TensorArray:
-        """Copy an array of the host to the device, or into ``out``.
-
-        If all elements are equal bit by bit, the device fills the memory, and the call does not wait.
-        """
-        flat = np.ascontiguousarray(array, arrays.native(array.dtype)).reshape(-1)
-        bits = flat.view(f"u{flat.itemsize}")
-        dtype = torch_dtype(flat.dtype)
-        if out is None:
-            out = self.array(self._torch.empty(array.shape, dtype=dtype, device=self._place))
-        if (bits == bits[:1]).all():
-            first = flat[:1].tolist()
-            out.tensor.fill_(first[0] if first else 0)
-        else:
-            out.tensor.copy_(self._torch.from_numpy(flat.view(np.uint8)).view(dtype).view(array.shape))
-        return out
-
-
-@contextmanager
-def on_current_stream(device: int, *, is_deterministic: bool = False) -> Iterator[TorchQueue]:
-    """Run one call on tensors of a device. Afterwards torch's current device and the thread's context are as before.
-
-    torch binds the thread to its current device at the end of its own operators, so the device has to be torch's.
-    """
-    npu: Any = sys.modules["torch_npu"].npu
-    with _acl.ContextGuard(), npu.device(device), _acl.DeviceGuard(device):
-        yield TorchQueue(device, is_deterministic=is_deterministic)

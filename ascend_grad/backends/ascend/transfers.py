@@ -6,7 +6,7 @@ one half while the other is filled.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ... import _acl, arrays
 from .array import DeviceArray
+from .queue import Queue
 
 #: Page-locked bytes of one thread, and the largest chunk that is copied at once.
 STAGING_BYTES = 16 << 20
@@ -67,7 +68,7 @@ class _PendingCopy(NamedTuple):
     target: NDArray
 
 
-class Transfers(ABC):
+class Transfers(Queue):
     """Copies on the stream of a session, which says where memory comes from and when the stream is done."""
 
     def __init__(self, device: int):
@@ -76,26 +77,13 @@ class Transfers(ABC):
         self._bytes: NDArray = np.empty(0, np.uint8)
         self._head = 0  # the first byte of the staging memory that no copy in flight uses
 
-    @property
-    @abstractmethod
-    def stream(self) -> _acl.AnyStream:
-        """Return the stream that copies are put on."""
-
     @abstractmethod
     def synchronize(self) -> None:
         """Wait for everything that was put on the stream."""
 
     @abstractmethod
-    def memory_of(self, array: DeviceArray) -> _acl.DeviceRange:
-        """Return the memory of an array, for work on the stream."""
-
-    @abstractmethod
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
-        """Make an array on the device."""
-
-    @abstractmethod
-    def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
-        """Make an array of zeros on the device."""
+    def keep(self, *results: DeviceArray | None) -> None:
+        """Let these arrays outlive the call."""
 
     @abstractmethod
     def keep_alive(self, array: DeviceArray) -> DeviceArray:
@@ -128,9 +116,9 @@ class Transfers(ABC):
 
     def contiguous(self, array: DeviceArray) -> DeviceArray:
         """Return the array, or a copy on the device whose elements lie next to one another."""
-        if array.known.is_contiguous:
+        if array.cache.is_contiguous:
             return array
-        return self.keep_alive(array.known.contiguous_copy())
+        return self.keep_alive(array.cache.contiguous_copy())
 
     def copied(self, array: DeviceArray) -> DeviceArray:
         """Copy an array within the device."""
@@ -169,11 +157,11 @@ class Transfers(ABC):
         """Return the values of a small array on the host, copied back at most once."""
         if not isinstance(array, DeviceArray):
             return array
-        if array.known.values is not None:
-            return array.known.values
+        if array.cache.values is not None:
+            return array.cache.values
         result = np.empty(array.shape, array.dtype)
         self.fetch([(array, result)])
-        array.known.remember(result)
+        array.cache.remember(result)
         return result
 
     def fetch(self, pairs: Iterable[tuple[DeviceArray, NDArray]]) -> None:
