@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from .._dispatch import run
 from . import table
-from .documentation import Words, documented
 from .results import LinearCrossEntropyGradients, LinearTopK, LossResult, loss_result
+from .signatures import Words, documented
 
 _OUTPUTS = table.CROSS_ENTROPY.slots["outputs"]
 
@@ -67,7 +67,7 @@ def cross_entropy(
     ignore_index : int, default -100
         A target with this value adds nothing. A row without another target is ignored: it has no loss, and a gradient
         of 0.
-    .. options:: class_weight token_weight target_prob label_smoothing lse_square_scale temperature denominator
+    .. options::
     grad_loss : float or array_like, optional
         The gradient with respect to the loss, default 1: one number or, with ``reduction="none"``, also one for each
         row, of any of the four dtypes. A row with 0 has a gradient of 0, whatever it holds.
@@ -75,7 +75,6 @@ def cross_entropy(
         The gradients with respect to the outputs, one number for each row, of any of the four dtypes; default: 0. They
         count whatever the token weight is. Elements of ignored rows are not read. With `target_prob` there is no
         `grad_log_prob`.
-    .. options:: outputs
     return_grad : bool, default True
         Whether to compute the gradient at all.
     out : ndarray or tensor, optional
@@ -217,8 +216,7 @@ def linear_cross_entropy(
         Which of the two gradients to compute.
     workspace_bytes, filter_eps
         As in `fused_linear_cross_entropy_loss_grad`. The gradient of the bias is never filtered.
-    .. options:: token_weight class_weight target_prob label_smoothing lse_square_scale temperature denominator bias
-    .. options:: logit_scale softcap outputs
+    .. options::
     backend, num_threads
         As in `softmax_backward`. Of the options from `token_weight` on, a device takes `token_weight`, `class_weight`,
         `denominator` and the outputs `lse` and `log_prob`.
@@ -287,6 +285,7 @@ def linear_cross_entropy(
     return loss_result(names, map(by_name.__getitem__, names))
 
 
+@documented()
 def linear_cross_entropy_backward(
     input: ArrayLike,
     weight: ArrayLike,
@@ -343,10 +342,7 @@ def linear_cross_entropy_backward(
         rows are not read.
     vocab_start_index, output_mask, workspace_bytes, filter_eps
         As in `linear_cross_entropy`.
-    token_weight, class_weight, target_prob, label_smoothing, lse_square_scale, temperature, denominator
-        As in `linear_cross_entropy`. With `target_prob` there is no `grad_log_prob`.
-    bias, logit_scale, softcap
-        As in `linear_cross_entropy`.
+    .. options:: as in `linear_cross_entropy`. With `target_prob` there is no `grad_log_prob`
     backend, num_threads
         As in `softmax_backward`. A device computes calls without `grad_entropy` and without options other than
         `token_weight`, `class_weight` and `denominator`.
@@ -425,7 +421,7 @@ def linear_top_k(
         The layer's weight :math:`W`, of the dtype of `input`, with at least one row.
     k : int
         The number of log-probabilities of each row: 1 to 128, and at most V.
-    .. options:: temperature bias logit_scale softcap
+    .. options::
     workspace_bytes
         As in `fused_linear_cross_entropy_loss_grad`.
     backend, num_threads

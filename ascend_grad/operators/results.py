@@ -100,7 +100,7 @@ _CLASSES: dict[tuple[str, ...], type] = {}
 
 def class_of(names: tuple[str, ...]) -> type:
     """Return the class of results with these fields."""
-    cls = _CLASSES.get(names)
+    cls: Any = _CLASSES.get(names)
     if cls is None:
         cls = namedtuple("LossResult", names)  # type: ignore[misc]
         for name in _NAMES:

@@ -14,7 +14,7 @@ from ..backends import reference
 from ..backends.ascend import limits
 from ..backends.ascend.array import DeviceArray
 from ..backends.ascend.backend import copy_to_device_of
-from ..operators import functions
+from ..operators import functions, losses
 from ..operators.ranks import given_over_ranks
 from ..operators.table import FUSED_LINEAR_ONLINE_MAX_SUM
 from .row_losses import Problem, RowArrays, upstream_of_rows
@@ -129,7 +129,7 @@ class DeviceBackend(NamedTuple):
         target = np.where(is_here, problem.target, problem.start).astype(problem.target.dtype)
         # The entry of a target that is on another rank is none of this rank's.
         grad_lse, grad_log_prob = np.where(is_here, of_lse, of_lse + of_target), np.where(is_here, -of_target, 0)
-        found = functions.linear_cross_entropy_backward(
+        found = losses.linear_cross_entropy_backward(
             input,
             problem.weight,
             _beside(target, input),

@@ -54,7 +54,7 @@ LAYERS = (
         "the CPU's results, and its operators for Cython and XLA",
         "call/_cpu_backend rowwise/rowwise linear/linear xla/_xla_rowwise xla/_xla_linear xla/_xla_cross_entropy",
     ),
-    ("the table of operators", "operators.table operators.ranks operators.results operators.documentation"),
+    ("the table of operators", "operators.table operators.ranks operators.results operators.signatures"),
     ("backends", "backends.base backends.cpu backends.loss_reference backends.reference"),
     ("the Ascend NPU", "backends.ascend"),
     ("the registry", "backends"),
