@@ -102,7 +102,8 @@ def class_of(names: tuple[str, ...]) -> type:
     """Return the class of results with these fields."""
     cls: Any = _CLASSES.get(names)
     if cls is None:
-        cls = namedtuple("LossResult", names)  # type: ignore[misc]
+        make: Any = namedtuple  # type checkers accept constant names alone
+        cls = make("LossResult", names)
         for name in _NAMES:
             if name in names and name in OUTPUTS:
                 getattr(cls, name).__doc__ = OUTPUTS[name].text
