@@ -35,3 +35,37 @@ class LinearLossOptions(LossOptions[Array, Number], Generic[Array, Number], tota
     logit_scale: Number
     softcap: Number | None
     filter_eps: Number
+
+
+class RankGradientOptions(LinearLossOptions[Array, Number], Generic[Array, Number], total=False):
+    """Options of the gradients of a loss over ranks, with the names that they have for NumPy."""
+
+    ignore_index: int
+    grad_loss: Array | None
+    grad_lse: Array | None
+    grad_log_prob: Array | None
+    grad_entropy: Array | None
+    output_mask: Sequence[bool]
+    workspace_bytes: int | None
+    class_weight: Array | None
+    bias: Array | None
+    backend: str | None
+
+
+class RankLossOptions(RankGradientOptions[Array, Number], Generic[Array, Number], total=False):
+    """Options of a loss over ranks."""
+
+    return_grad: bool
+    outputs: Sequence[str]
+
+
+class TopKOptions(TypedDict, Generic[Array, Number], total=False):
+    """Options of the largest log-probabilities of a linear layer."""
+
+    temperature: float | Array
+    bias: Array | None
+    logit_scale: Number
+    softcap: Number | None
+    workspace_bytes: int | None
+    backend: str | None
+    num_threads: int | None

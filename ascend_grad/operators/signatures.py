@@ -6,7 +6,7 @@ of a call.
 
 A docstring has a line ``.. options::`` among its parameters, instead of which it gets the entries of all options of the
 function. With names of options after the colons, it gets the entries of these; with ``as in `function```, one entry
-that refers to this function.
+of the others that refers to this function.
 """
 
 from __future__ import annotations
@@ -47,6 +47,17 @@ def options_of(*, of_logits: bool = False, without: Sequence[str] = ()) -> dict[
     }
 
 
+def options_like(function: Callable, without: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the options of a function for NumPy with their defaults, the general ones such as `backend` among them."""
+    from inspect import Parameter, signature
+
+    return {
+        each.name: each.default
+        for each in signature(function).parameters.values()
+        if each.kind is Parameter.KEYWORD_ONLY and each.name not in without
+    }
+
+
 def completed(options: Mapping[str, Any], defaults: dict[str, Any], function: str) -> dict[str, Any]:
     """Return the options of a call, the defaults among them. An unknown name is Python's error of this function."""
     values = {**defaults, **options}
@@ -56,7 +67,7 @@ def completed(options: Mapping[str, Any], defaults: dict[str, Any], function: st
     return values
 
 
-def with_options(defaults: Mapping[str, Any], words: Words, **names: str) -> Callable[[_Function], _Function]:
+def with_options(defaults: Mapping[str, Any], words: Words = NUMPY, **names: str) -> Callable[[_Function], _Function]:
     """Return a decorator that replaces ``**options`` in a signature by these options, and documents them.
 
     `names` has other names of options.
@@ -85,10 +96,13 @@ def documented(words: Words = NUMPY, **names: str) -> Callable[[_Function], _Fun
 
 
 def _filled_in(function: Any, options: tuple[str, ...], words: Words, names: dict[str, str]) -> Any:
+    documented_here = {name for _, which in _LINE.findall(function.__doc__ or "") for name in which.split()}
+
     def entries(match: re.Match) -> str:
         which = match[2].strip()
         if which.startswith("as in "):
-            text = f"{', '.join(names.get(name, name) for name in options)}\n    A{which[1:]}."
+            others = (names.get(name, name) for name in options if name not in documented_here)
+            text = f"{', '.join(others)}\n    A{which[1:]}."
         else:
             text = "\n".join(_entry(name, words, names) for name in which.split() or options)
         return textwrap.indent(text, match[1])
