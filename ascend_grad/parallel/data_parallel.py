@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,19 +12,22 @@ from .. import arrays
 from .._call import checked
 from ..arguments import shown
 from ..errors import ParamInvalidError, ParamTypeError
-from ..operators.ranks import DATA_PARALLEL
+from ..operators.ranks import DATA_PARALLEL, OF_ENTRIES
 from ..operators.results import LossResult
+from ..operators.signatures import completed, with_options
 from .agreement import Attempt, check_agreement
 from .device_shard import make_shard
 from .device_sums import DeviceMatrixSum, device_matrix_sum
 from .engines import collectives
 from .shard import Shard, check_memory
 from .sums import MatrixSum, VectorSums
+from .vocabulary_parallel import LOSS_OPTIONS
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
     from torch.distributed import ProcessGroup
 
+    from ..option_types import RankLossOptions
     from .communicators import Communicator
 
 _NAME = DATA_PARALLEL.name
@@ -42,6 +44,7 @@ class _Prepared(NamedTuple):
     token_sums: VectorSums
 
 
+@with_options(LOSS_OPTIONS)
 def data_parallel_linear_cross_entropy(
     input_rows: ArrayLike,
     weight: ArrayLike,
@@ -51,36 +54,15 @@ def data_parallel_linear_cross_entropy(
     vocab_comm: Communicator | Comm | ProcessGroup | None = None,
     vocab_start_index: int | None = None,
     vocab_size: int | None = None,
-    reduction: Literal["mean", "sum", "none"] = "mean",
-    ignore_index: int = -100,
-    grad_loss: ArrayLike | None = None,
     reduce_weight_grad: Literal[True, "scatter"] = True,
     deterministic: bool = False,
-    return_grad: bool = True,
-    output_mask: Sequence[bool] = (True, True),
-    workspace_bytes: int | None = None,
-    filter_eps: float = 0.0,
-    token_weight: ArrayLike | None = None,
-    class_weight: ArrayLike | None = None,
-    target_prob: ArrayLike | None = None,
-    label_smoothing: float = 0.0,
-    lse_square_scale: float = 0.0,
-    temperature: ArrayLike = 1.0,
-    denominator: float | None = None,
-    bias: ArrayLike | None = None,
-    logit_scale: float = 1.0,
-    softcap: float | None = None,
-    outputs: Sequence[str] = (),
-    grad_lse: ArrayLike | None = None,
-    grad_log_prob: ArrayLike | None = None,
-    grad_entropy: ArrayLike | None = None,
-    backend: str | None = None,
-    num_threads: int | None = None,
+    **options: Unpack[RankLossOptions[ArrayLike, float]],
 ) -> LossResult[NDArray]:
     """Compute the cross-entropy loss of a linear layer and its gradients, with the tokens split over ranks.
 
     Loss and weight gradient are what `ascend_grad.linear_cross_entropy` computes from the tokens of all ranks. A mean
-    is over the tokens of all ranks that are not ignored; it is not a mean of the ranks' means.
+    is over the tokens of all ranks that are not ignored; it is not a mean of the ranks' means. By default the sum of
+    the weights of the tokens of all ranks divides it.
 
     Parameters
     ----------
@@ -97,34 +79,12 @@ def data_parallel_linear_cross_entropy(
         the ranks with the same entries and other tokens, and `weight` is a shard as in `linear_cross_entropy`.
     vocab_start_index, vocab_size
         As in `linear_cross_entropy`, over the ranks of `vocab_comm`.
-    reduction, ignore_index, grad_loss
-        As in `ascend_grad.linear_cross_entropy`, the same on every rank, except for a `grad_loss` for each row.
     reduce_weight_grad : True or "scatter", default True
         The weight's gradient is a sum over `comm`. True: every rank gets the whole sum; "scatter": every rank gets the
         sum's rows ``slice(*vocab_range(V, comm.rank, comm.size))``.
-    deterministic, return_grad, output_mask, workspace_bytes, filter_eps
+    deterministic
         As in `linear_cross_entropy`.
-    token_weight
-        As in `linear_cross_entropy`, for this rank's tokens.
-    class_weight : array_like, shape (V,), optional
-        As in `linear_cross_entropy`, for the rows of `weight`. They are the same on every rank of `comm`.
-    target_prob
-        As in `linear_cross_entropy`, for this rank's tokens.
-    label_smoothing, lse_square_scale
-        As in `linear_cross_entropy`, the same on every rank.
-    temperature
-        As in `linear_cross_entropy`: one number, the same on every rank, or one for each of this rank's tokens.
-    denominator
-        As in `linear_cross_entropy`, the same on every rank. By default a mean is divided by the sum of the weights of
-        the tokens of all ranks.
-    bias : array_like, shape (V,), optional
-        As in `linear_cross_entropy`, for the rows of `weight`. It is the same on every rank of `comm`.
-    logit_scale, softcap, outputs
-        As in `linear_cross_entropy`, the same on every rank.
-    grad_lse, grad_log_prob, grad_entropy
-        As in `linear_cross_entropy`, for this rank's tokens.
-    backend, num_threads
-        As in `linear_cross_entropy`.
+    .. options:: as in `linear_cross_entropy`, with one element for each of this rank's tokens, or row of `weight`
 
     Returns
     -------
@@ -138,31 +98,17 @@ def data_parallel_linear_cross_entropy(
     bias_grad : ndarray, shape (V,), or None
         The gradient with respect to `bias`, in its dtype: the whole sum over `comm`, whatever `reduce_weight_grad` is.
         The field exists if `bias` is given.
-    lse, log_prob, entropy, predicted : ndarray, shape (BT of this rank,)
-        The requested outputs of this rank's tokens.
-    correct : ndarray of int64, shape ()
-        The number of tokens of all ranks whose target is the predicted entry, if requested.
+    lse, log_prob, entropy, predicted, correct : ndarray
+        The requested outputs: arrays of this rank's tokens, and the number of correct ones of all ranks.
 
     Raises
     ------
-    ParamNullptrError
-        161001: `input_rows`, `weight` or `target_rows` is None.
-    ParamInvalidError
-        161002: an argument is not as described, or differs between ranks where it must not. Arrays are on a device,
-        with options that it does not compute.
-    BackendUnavailableError
-        The backend of a device is requested for a call with options that it does not compute.
-    RankError
-        Another rank raised an exception; the message names the rank.
+    ParamNullptrError, ParamInvalidError, BackendUnavailableError, RankError
+        As in `linear_cross_entropy`. Arguments are compared over the ranks that share them.
 
     Notes
     -----
-    Results are arrays of the library that the arguments belong to.
-
-    Arrays on a device are results of `ascend_grad.npu.asarray`, or tensors of torch_npu, in float16 or bfloat16. If all
-    ranks pass such arrays, the results are on the same device. Each rank's part of a gradient is then rounded to 16
-    bits before the parts are added in float32. A `grad_loss` with a number for each row has to be on the device, too.
-    Calls with such arrays wait for the device, which takes options as in `linear_cross_entropy`.
+    Results and arrays on a device are as in `linear_cross_entropy`.
 
     The weights have to be the same on all ranks of `comm`; only their shapes are compared. One call makes these
     collective operations on `comm`: a gathering of 1024 bytes from each rank, the sum of two numbers, and the sum of
@@ -182,9 +128,8 @@ def data_parallel_linear_cross_entropy(
     >>> loss.round(3)
     np.float64(1.386)
     """
-    arguments = locals()
+    given = completed(options, LOSS_OPTIONS, "data_parallel_linear_cross_entropy") | {"deterministic": deterministic}
     ranks, vocab_ranks = collectives(comm, "comm", _NAME), collectives(vocab_comm, "vocab_comm", _NAME)
-    execution = {"backend": backend, "num_threads": num_threads}
 
     def prepare() -> _Prepared:
         if not (reduce_weight_grad is True or reduce_weight_grad == "scatter"):
@@ -194,7 +139,8 @@ def data_parallel_linear_cross_entropy(
         if vocab_comm is comm and ranks.size > 1:
             expected = "ranks that have the same tokens as this one and other words"
             raise ParamInvalidError(f"vocab_comm: expected {expected}, got those of comm", operator=_NAME)
-        call = checked(DATA_PARALLEL, [arguments[name] for name in DATA_PARALLEL.parameters])
+        values = [input_rows, weight, target_rows, *(given[name] for name in DATA_PARALLEL.parameters[3:])]
+        call = checked(DATA_PARALLEL, values)
         check_memory(call, ranks)
         a = call.arguments
         total: MatrixSum | DeviceMatrixSum | None = None
@@ -206,7 +152,7 @@ def data_parallel_linear_cross_entropy(
             else:
                 total = device_matrix_sum(ranks, entries, features, dtype, share, in_order, a["weight"])
         place = total.matrix if isinstance(total, MatrixSum) else total
-        shard = make_shard(call, vocab_ranks, vocab_start_index, vocab_size, True, execution, place)
+        shard = make_shard(call, vocab_ranks, vocab_start_index, vocab_size, True, given, place)
         sums = np.zeros(1 + shard.token_summands)
         token_sums = VectorSums(ranks, sums.size, sums.dtype, a["deterministic"])
         return _Prepared(shard, shard.facts(), total, sums, token_sums)
@@ -228,8 +174,7 @@ def data_parallel_linear_cross_entropy(
             "dtype of input_rows": shard.dtype.name,
             "shape of weight": list(shard.weight.shape),
             "vocab_start_index": shard.start,
-            **shard.options(),
-            **shard.facts_of_entries(),
+            **shard.facts_of_options(OF_ENTRIES),
             "reduce_weight_grad": reduce_weight_grad,
         }
         return {"same": same, "count": shard.count}

@@ -8,6 +8,7 @@ gradients are summed over the ranks.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from .._linear_python import default_workspace_bytes
 from .._loss_arguments import weight_sums
 from ..arguments import MAX_INDEX, integer, shown, thread_count
 from ..errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
-from ..operators.options import OUTPUT_GRADIENTS
+from ..operators.options import OPTIONS, OUTPUT_GRADIENTS
 from ..operators.ranks import ARGUMENTS_OF_PARTS, OF_ENTRIES, OF_ROWS, WITHOUT_ARGUMENT, given_over_ranks
 from ..operators.results import LinearCrossEntropyGradients, loss_result
 from .agreement import Attempt, check_agreement
@@ -48,8 +49,8 @@ class Shard:
         The caller's arguments, unchecked.
     share : True, "scatter" or False
         This rank's share of the input's gradient.
-    execution : dict
-        `backend` and `num_threads` for each operator.
+    options : dict
+        Options by name, `backend` and `num_threads` among them.
     weight_grad : ndarray or None
         The array that receives the weight's gradient; None for a new array. (A `DeviceShard` takes a sum instead.)
 
@@ -68,20 +69,21 @@ class Shard:
         vocab_start_index: object,
         vocab_size: object,
         share: Share,
-        execution: dict[str, Any],
+        options: dict[str, Any],
         weight_grad: Any = None,
     ):
         self._operator = call.operator.name
         check_memory(call, ranks)
-        self._call, self._ranks, self._execution = call, ranks, execution
+        self._call, self._ranks = call, ranks
+        self._execution = {name: options[name] for name in ("backend", "num_threads")}
         self._names = call.operator.parameters[:3]
         self.input, self.weight, target = (call.arguments[name] for name in self._names)
         self._a = WITHOUT_ARGUMENT | call.arguments
         self._given = given_over_ranks(self._a)
         self._lacking = lacking_on_device(self._a)
         # A rank without weight rows calls no operator, which would check these arguments.
-        backend, source = requested(execution["backend"], call.operator)
-        threads = thread_count(execution["num_threads"], self._operator)
+        backend, source = requested(options["backend"], call.operator)
+        threads = thread_count(options["num_threads"], self._operator)
         #: The backend of row chunks that no device computes.
         self._backend = HostBackend(backend == "reference", self._a["workspace_bytes"] or 0, threads)
         self._start_index = index(vocab_start_index, "vocab_start_index", self._operator)
@@ -197,31 +199,23 @@ class Shard:
             f"dtype of {input}": self.dtype.name,
             f"dtype of {target}": self.target.dtype.name,
             f"checksum of {target}": checksum(self.target),
-            **self.options(),
+            **self.facts_of_options(("grad_loss", *OF_ROWS)),
         }
-        for name in self._vectors:
-            if name == "grad_loss":
-                same["checksum of grad_loss"] = checksum(self._vectors[name])
-            elif name in OF_ROWS:
-                same[name] = f"checksum {checksum(self._vectors[name])}"
         own = {"rows": self.weight.shape[0], "start": self._start_index, "capacity": self._capacity}
         return {"same": same, **own, "class_sum": self._own_class_sum}
 
-    def facts_of_entries(self) -> dict[str, Any]:
-        """Return facts about vectors over the vocabulary, the same on ranks with the same vocabulary entries."""
-        return {name: f"checksum {checksum(self._vectors[name])}" for name in OF_ENTRIES if name in self._vectors}
-
-    def options(self) -> dict[str, Any]:
-        """Return the arguments that are not arrays, and the names of options that are arrays."""
-        names = ("reduction", "ignore_index", "deterministic", "return_grad", "output_mask", "workspace_bytes")
-        same = {name: self._a[name] for name in names}
-        same |= {"filter_eps": repr(self._a["filter_eps"]), "vocab_size": self._vocab_size}
-        if isinstance(self._a["grad_loss"], float):
-            same["grad_loss"] = repr(self._a["grad_loss"])
-        for name in self._given:
-            value = self._a[name]
-            same[name] = "an array" if name in self._vectors else value if name == "outputs" else repr(value)
-        return same
+    def facts_of_options(self, compared: Sequence[str]) -> dict[str, Any]:
+        """Return facts about the optional arguments that must be the same on all ranks, except defaults of options."""
+        values: dict[str, Any] = {
+            name: self._vectors.get(name, self._a[name])
+            for name in self._call.operator.parameters[3:]
+            if name not in OPTIONS or name in self._given
+        }
+        if isinstance(upstream := values["grad_loss"], np.ndarray):
+            del values["grad_loss"]
+            if "grad_loss" in compared:  # otherwise it has one number for each token of this rank
+                values["checksum of grad_loss"] = checksum(upstream)
+        return {"vocab_size": self._vocab_size} | facts_of(values, compared)
 
     def place(self, cards: list[dict[str, Any]]) -> None:
         """Find this rank's part of the vocabulary, or raise the same error on every rank."""
@@ -500,6 +494,17 @@ def index(value: object, name: str, operator: str) -> int | None:
         message = f"{name}: expected None or an int in [0, {MAX_INDEX}], got {shown(index)}"
         raise ParamInvalidError(message, operator=operator)
     return index
+
+
+def facts_of(options: Mapping[str, Any], compared: Sequence[str]) -> dict[str, Any]:
+    """Return facts about optional arguments for other ranks, which compare the elements of the arrays in `compared`."""
+
+    def fact(name: str, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return f"checksum {checksum(value)}" if name in compared else "an array"
+        return repr(value) if isinstance(value, float) else value
+
+    return {name: fact(name, value) for name, value in options.items() if value is not None}
 
 
 def checksum(array: NDArray) -> str:

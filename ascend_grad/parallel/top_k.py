@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,25 +12,31 @@ from .._call import Call, checked
 from .._dispatch import requested
 from ..arguments import thread_count
 from ..errors import ParamInvalidError, UnsupportedDeviceError
-from ..operators.options import MAX_TOP_K
-from ..operators.ranks import VOCABULARY_PARALLEL_TOP_K
+from ..operators import losses
+from ..operators.options import MAX_TOP_K, OPTIONS
+from ..operators.ranks import OF_ROWS, VOCABULARY_PARALLEL_TOP_K
 from ..operators.results import LinearTopK
+from ..operators.signatures import completed, options_like, with_options
 from .agreement import Attempt, check_agreement
 from .communicators import Collectives
 from .engines import collectives
 from .part_backend import HostBackend
 from .row_statistics import NUMBERS, RowStatistics, empty_part, write_summands
-from .shard import check_memory, checksum, index, placed
+from .shard import check_memory, facts_of, index, placed
+from .vocabulary_parallel import WORDS
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
     from torch.distributed import ProcessGroup
 
+    from ..option_types import TopKOptions
     from .communicators import Communicator
 
 _NAME = VOCABULARY_PARALLEL_TOP_K.name
+_OPTIONS = options_like(losses.linear_top_k)
 
 
+@with_options(_OPTIONS, WORDS)
 def linear_top_k(
     input: ArrayLike,
     weight_shard: ArrayLike,
@@ -39,13 +45,7 @@ def linear_top_k(
     comm: Communicator | Comm | ProcessGroup | None,
     vocab_start_index: int | None = None,
     vocab_size: int | None = None,
-    temperature: ArrayLike = 1.0,
-    bias: ArrayLike | None = None,
-    logit_scale: float = 1.0,
-    softcap: float | None = None,
-    workspace_bytes: int | None = None,
-    backend: str | None = None,
-    num_threads: int | None = None,
+    **options: Unpack[TopKOptions[ArrayLike, float]],
 ) -> LinearTopK[NDArray]:
     """Compute the k largest log-probabilities of a linear layer for each row, with the vocabulary split over ranks.
 
@@ -61,14 +61,8 @@ def linear_top_k(
         vocabulary; the same on every rank.
     comm, vocab_start_index, vocab_size
         As in `linear_cross_entropy`.
-    temperature
-        As in `ascend_grad.linear_top_k`, the same on every rank.
-    bias : array_like, shape (V of this rank,), optional
-        As in `linear_cross_entropy`.
-    logit_scale, softcap
-        As in `ascend_grad.linear_top_k`, the same on every rank.
-    workspace_bytes, backend, num_threads
-        As in `ascend_grad.linear_top_k`.
+    .. options:: bias
+    .. options:: as in `ascend_grad.linear_top_k`; only `num_threads` may differ between ranks
 
     Returns
     -------
@@ -79,14 +73,10 @@ def linear_top_k(
 
     Raises
     ------
-    ParamNullptrError
-        161001: `input` or `weight_shard` is None.
-    ParamInvalidError
-        161002: an argument is not as described or differs between ranks, or the shards have gaps or overlap.
+    ParamNullptrError, ParamInvalidError, RankError
+        As in `linear_cross_entropy`.
     UnsupportedDeviceError
         361001: arrays are on an Ascend NPU, or it is requested, which does not have this operator.
-    RankError
-        Another rank raised an exception; the message names the rank.
 
     Notes
     -----
@@ -106,13 +96,14 @@ def linear_top_k(
     >>> np.exp(log_prob).round(3)
     array([[0.5  , 0.25 , 0.125]])
     """
-    arguments = locals()
+    given = completed(options, _OPTIONS, "linear_top_k")
     ranks = collectives(comm, "comm", _NAME)
     attempt = Attempt(_NAME)
 
     def prepare() -> tuple[_Part, dict[str, Any]]:
-        call = checked(VOCABULARY_PARALLEL_TOP_K, [arguments[name] for name in VOCABULARY_PARALLEL_TOP_K.parameters])
-        part = _Part(call, ranks, vocab_start_index, vocab_size, backend, num_threads)
+        values = [input, weight_shard, k, *(given[name] for name in VOCABULARY_PARALLEL_TOP_K.parameters[3:])]
+        call = checked(VOCABULARY_PARALLEL_TOP_K, values)
+        part = _Part(call, ranks, vocab_start_index, vocab_size, given["backend"], given["num_threads"])
         return part, part.facts()
 
     prepared = attempt.run(prepare)
@@ -144,7 +135,9 @@ class _Part:
             raise UnsupportedDeviceError("the operator has not been brought to the device", operator=_NAME)
         self._start_index, self._size = index(start, "vocab_start_index", _NAME), index(size, "vocab_size", _NAME)
         self._options = {
-            name: arrays.wide(value) if isinstance(value, np.ndarray) else value for name, value in self._a.items()
+            name: arrays.wide(value) if isinstance(value, np.ndarray) else value
+            for name, value in self._a.items()
+            if name in OPTIONS
         }
         rows, k = self._a["input"].shape[0], min(self._a["k"], MAX_TOP_K)
         #: For each row the largest logit of this rank (NaN if the row has no log-softmax), the sum of the other
@@ -154,17 +147,14 @@ class _Part:
 
     def facts(self) -> dict[str, Any]:
         """Return this rank's card for the others."""
-        input, temperature = self._a["input"], self._options["temperature"]
+        input = self._a["input"]
         same = {
             "operator": _NAME,
             "shape of input": list(input.shape),
             "dtype of input": arrays.native(input.dtype).name,
             "vocab_size": self._size,
-            "bias": None if self._a["bias"] is None else "an array",
-            "temperature": f"checksum {checksum(temperature)}"
-            if isinstance(temperature, np.ndarray)
-            else repr(temperature),
-            **{name: repr(self._a[name]) for name in ("k", "logit_scale", "softcap")},
+            "k": self._a["k"],
+            **facts_of(self._options, OF_ROWS),
         }
         return {"same": same, "rows": len(self._a["weight_shard"]), "start": self._start_index}
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from numpy.typing import ArrayLike, NDArray
 
 from .._call import Operator, checked
 from ..arguments import shown, truth_value
 from ..errors import ParamInvalidError
+from ..operators import losses
+from ..operators.options import OUTPUT_GRADIENTS
 from ..operators.ranks import VOCABULARY_PARALLEL, VOCABULARY_PARALLEL_BACKWARD
 from ..operators.results import LinearCrossEntropyGradients, LossResult
+from ..operators.signatures import Words, completed, options_like, with_options
 from .agreement import Attempt
 from .device_shard import make_shard
 from .engines import collectives
@@ -22,9 +25,16 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Comm
     from torch.distributed import ProcessGroup
 
+    from ..option_types import RankGradientOptions, RankLossOptions
     from .communicators import Communicator
 
+#: Options of the loss over ranks: those of the undivided problem, and upstream gradients of the outputs.
+LOSS_OPTIONS = options_like(losses.linear_cross_entropy, ("vocab_start_index",)) | dict.fromkeys(OUTPUT_GRADIENTS)
+_GRADIENT_OPTIONS = {name: LOSS_OPTIONS[name] for name in LOSS_OPTIONS if name not in ("return_grad", "outputs")}
+WORDS = Words(classes=", shape (V of this rank,)")
 
+
+@with_options(LOSS_OPTIONS, WORDS)
 def linear_cross_entropy(
     input: ArrayLike,
     weight_shard: ArrayLike,
@@ -33,36 +43,15 @@ def linear_cross_entropy(
     comm: Communicator | Comm | ProcessGroup | None,
     vocab_start_index: int | None = None,
     vocab_size: int | None = None,
-    reduction: Literal["mean", "sum", "none"] = "mean",
-    ignore_index: int = -100,
-    grad_loss: ArrayLike | None = None,
     reduce_input_grad: Literal[True, False, "scatter"] = True,
     deterministic: bool = False,
-    return_grad: bool = True,
-    output_mask: Sequence[bool] = (True, True),
-    workspace_bytes: int | None = None,
-    filter_eps: float = 0.0,
-    token_weight: ArrayLike | None = None,
-    class_weight: ArrayLike | None = None,
-    target_prob: ArrayLike | None = None,
-    label_smoothing: float = 0.0,
-    lse_square_scale: float = 0.0,
-    temperature: ArrayLike = 1.0,
-    denominator: float | None = None,
-    bias: ArrayLike | None = None,
-    logit_scale: float = 1.0,
-    softcap: float | None = None,
-    outputs: Sequence[str] = (),
-    grad_lse: ArrayLike | None = None,
-    grad_log_prob: ArrayLike | None = None,
-    grad_entropy: ArrayLike | None = None,
-    backend: str | None = None,
-    num_threads: int | None = None,
+    **options: Unpack[RankLossOptions[ArrayLike, float]],
 ) -> LossResult[NDArray]:
     """Compute the cross-entropy loss of a linear layer and its gradients, with the vocabulary split over ranks.
 
     All ranks of `comm` call it with the same tokens, each with its own rows of the weight. Loss and gradients are what
-    `ascend_grad.linear_cross_entropy` computes from the whole weight.
+    `ascend_grad.linear_cross_entropy` computes from the whole weight. All ranks pass `class_weight`, or none, in the
+    order of the rows of `weight_shard`; likewise `bias`.
 
     Parameters
     ----------
@@ -78,40 +67,14 @@ def linear_cross_entropy(
         The id of the first row of `weight_shard`. By default shards follow each other in the order of the ranks.
     vocab_size : int, optional
         Number of entries of the whole vocabulary. If given, it is compared with the number of rows of all shards.
-    reduction, ignore_index, grad_loss
-        As in `ascend_grad.linear_cross_entropy`, the same on every rank.
     reduce_input_grad : True, False or "scatter", default True
         The input's gradient is a sum over the ranks. True: every rank gets the whole sum; "scatter": every rank gets
         the sum's rows ``slice(*vocab_range(BT, comm.rank, comm.size))``; False: every rank gets its own summand, in
         float32 (float64 if `input` is float64).
     deterministic : bool, default False
         Add in rank order. All ranks then get the same bits, in every run with the same number of ranks.
-    return_grad, output_mask
-        As in `ascend_grad.linear_cross_entropy`, the same on every rank.
-    workspace_bytes, filter_eps
-        As in `ascend_grad.fused_linear_cross_entropy_loss_grad`, the same on every rank.
-    token_weight
-        As in `ascend_grad.linear_cross_entropy`, the same on every rank.
-    class_weight : array_like, shape (V of this rank,), optional
-        The class weights of this rank's entries, in the order of the rows of `weight_shard`. All ranks pass them, or
-        none.
-    target_prob
-        As in `ascend_grad.linear_cross_entropy`, the same on every rank.
-    label_smoothing
-        As in `ascend_grad.linear_cross_entropy`, the same on every rank. It spreads over the whole vocabulary.
-    lse_square_scale, temperature, denominator
-        As in `ascend_grad.linear_cross_entropy`, the same on every rank.
-    bias : array_like, shape (V of this rank,), optional
-        The bias of this rank's entries, in the order of the rows of `weight_shard`. All ranks pass it, or none.
-    logit_scale, softcap
-        As in `ascend_grad.linear_cross_entropy`, the same on every rank.
-    outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
-        As in `ascend_grad.linear_cross_entropy`, the same on every rank.
-    grad_lse, grad_log_prob, grad_entropy : array_like, shape (BT,), optional
-        Upstream gradients of outputs, the same on every rank, as in `ascend_grad.linear_cross_entropy_backward`. They
-        add to the gradients of the loss.
-    backend, num_threads
-        As in `ascend_grad.fused_linear_cross_entropy_loss_grad`.
+    .. options:: class_weight bias
+    .. options:: as in `ascend_grad.linear_cross_entropy` and its backward function; only `num_threads` may differ
 
     Returns
     -------
@@ -146,8 +109,7 @@ def linear_cross_entropy(
     Arrays on a device are results of `ascend_grad.npu.asarray`, or tensors of torch_npu, in float16 or bfloat16. If all
     ranks pass such arrays, the results are on the same device. Each rank's part of a gradient is then rounded to 16
     bits before the parts are added in float32. A `grad_loss` with a number for each row has to be on the device, too.
-    Calls with such arrays wait for the device. Of the options from `token_weight` on, a device takes `token_weight`,
-    `class_weight`, `denominator`, the outputs `lse` and `log_prob`, `grad_lse` and `grad_log_prob`.
+    Calls with such arrays wait for the device, which takes the options that it takes without ranks.
 
     If one rank raises an exception, every rank raises one. Exceptions of the engine itself (a rank died) are passed on.
 
@@ -182,9 +144,12 @@ def linear_cross_entropy(
     array([[-0.375,  0.125,  0.125,  0.125],
            [ 0.125,  0.125,  0.125, -0.375]])
     """
-    return _solved(VOCABULARY_PARALLEL, locals())
+    given = completed(options, LOSS_OPTIONS, "linear_cross_entropy") | {"deterministic": deterministic}
+    arrays = input, weight_shard, target
+    return _solved(VOCABULARY_PARALLEL, arrays, given, comm, vocab_start_index, vocab_size, reduce_input_grad)
 
 
+@with_options(_GRADIENT_OPTIONS, WORDS)
 def linear_cross_entropy_backward(
     input: ArrayLike,
     weight_shard: ArrayLike,
@@ -195,29 +160,9 @@ def linear_cross_entropy_backward(
     vocab_size: int | None = None,
     lse: ArrayLike,
     entropy: ArrayLike | None = None,
-    reduction: Literal["mean", "sum", "none"] = "mean",
-    ignore_index: int = -100,
-    grad_loss: ArrayLike | None = None,
-    grad_lse: ArrayLike | None = None,
-    grad_log_prob: ArrayLike | None = None,
-    grad_entropy: ArrayLike | None = None,
     reduce_input_grad: Literal[True, False, "scatter"] = True,
     deterministic: bool = False,
-    output_mask: Sequence[bool] = (True, True),
-    workspace_bytes: int | None = None,
-    filter_eps: float = 0.0,
-    token_weight: ArrayLike | None = None,
-    class_weight: ArrayLike | None = None,
-    target_prob: ArrayLike | None = None,
-    label_smoothing: float = 0.0,
-    lse_square_scale: float = 0.0,
-    temperature: ArrayLike = 1.0,
-    denominator: float | None = None,
-    bias: ArrayLike | None = None,
-    logit_scale: float = 1.0,
-    softcap: float | None = None,
-    backend: str | None = None,
-    num_threads: int | None = None,
+    **options: Unpack[RankGradientOptions[ArrayLike, float]],
 ) -> LinearCrossEntropyGradients:
     """Compute the gradients of `linear_cross_entropy` and of its outputs, for upstream gradients that are known later.
 
@@ -232,30 +177,14 @@ def linear_cross_entropy_backward(
         The output of `linear_cross_entropy` with this name, of any of the four dtypes; the same on every rank.
     entropy : array_like, shape (BT,), optional
         The output with this name. It is required if `grad_entropy` is given.
-    reduction, ignore_index
-        As in `linear_cross_entropy`.
-    grad_loss, grad_lse, grad_log_prob, grad_entropy
-        Upstream gradients of the loss and of outputs, as in `ascend_grad.linear_cross_entropy_backward`; the same on
-        every rank. None stands for 0.
     reduce_input_grad, deterministic
         As in `linear_cross_entropy`.
-    output_mask, workspace_bytes, filter_eps
-        As in `linear_cross_entropy`.
-    token_weight, class_weight, target_prob, label_smoothing, lse_square_scale, temperature, denominator
-        As in `linear_cross_entropy`. With `target_prob` there is no `grad_log_prob`.
-    bias, logit_scale, softcap
-        As in `linear_cross_entropy`.
-    backend, num_threads
-        As in `linear_cross_entropy`.
+    .. options:: as in `linear_cross_entropy`. Upstream gradients that are None stand for 0
 
     Returns
     -------
-    input_grad : ndarray, shape (BT, H), or None
-        The gradient with respect to `input`, in its dtype. `reduce_input_grad` changes rows and dtype as said there.
-    weight_grad : ndarray, shape (V of this rank, H), or None
-        The gradient with respect to `weight_shard`, in its dtype.
-    bias_grad : ndarray, shape (V of this rank,), or None
-        The gradient with respect to this rank's `bias`, in its dtype.
+    input_grad, weight_grad, bias_grad : ndarray or None
+        As in `linear_cross_entropy`.
 
     Raises
     ------
@@ -285,20 +214,30 @@ def linear_cross_entropy_backward(
     array([[-0.375,  0.125,  0.125,  0.125],
            [ 0.125,  0.125,  0.125, -0.375]])
     """
-    return _solved(VOCABULARY_PARALLEL_BACKWARD, locals())
+    given = completed(options, _GRADIENT_OPTIONS, "linear_cross_entropy_backward")
+    given |= {"entropy": entropy, "deterministic": deterministic}
+    arrays = input, weight_shard, target, lse
+    return _solved(VOCABULARY_PARALLEL_BACKWARD, arrays, given, comm, vocab_start_index, vocab_size, reduce_input_grad)
 
 
-def _solved(operator: Operator, arguments: dict[str, Any]) -> Any:
-    """Return the results of a call, from the arguments of the public function by name."""
+def _solved(
+    operator: Operator,
+    arrays: Sequence[ArrayLike],
+    options: dict[str, Any],
+    comm: object,
+    vocab_start_index: object,
+    vocab_size: object,
+    reduce_input_grad: object,
+) -> Any:
+    """Return the results of a call. `arrays` are the first parameters, and `options` has the others by name."""
     name = operator.name
-    ranks = collectives(arguments["comm"], "comm", name)
+    ranks = collectives(comm, "comm", name)
     attempt = Attempt(name)
 
     def prepare() -> tuple[Shard, dict[str, Any]]:
-        share = _checked_share(arguments["reduce_input_grad"], name)
-        call = checked(operator, [arguments[each] for each in operator.parameters])
-        execution = {each: arguments[each] for each in ("backend", "num_threads")}
-        shard = make_shard(call, ranks, arguments["vocab_start_index"], arguments["vocab_size"], share, execution)
+        share = _checked_share(reduce_input_grad, name)
+        call = checked(operator, [*arrays, *(options[each] for each in operator.parameters[len(arrays) :])])
+        shard = make_shard(call, ranks, vocab_start_index, vocab_size, share, options)
         facts = shard.facts()
         facts["same"]["reduce_input_grad"] = share
         return shard, facts
