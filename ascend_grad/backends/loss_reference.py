@@ -6,35 +6,56 @@ probabilities near 1 keep their distance from 1.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-class Targets(NamedTuple):
-    """Targets of rows: K entries with a probability each. A single target is an entry of probability 1."""
-
-    #: Vocabulary entries, int64, shape (rows, K); -1 for an entry that adds nothing.
-    entries: NDArray
-    #: Probabilities, float64, shape (rows, K); 0 for an entry that adds nothing.
-    prob: NDArray
-    #: Probabilities times class weights, if targets may be in another part of the vocabulary. They count there, too.
-    weights: NDArray | None = None
-
-
 class Terms(NamedTuple):
-    """Parameters of the loss of each row."""
+    """Parameters of the loss of some rows."""
 
+    #: Vocabulary entries of K targets of each row, int64, shape (rows, K); -1 for an entry that adds nothing.
+    entries: NDArray
+    #: Their probabilities, float64, shape (rows, K); 0 for an entry that adds nothing. A single target has 1.
+    prob: NDArray
     #: Weights of the vocabulary's entries, shape (V,).
     class_weight: NDArray
     #: Weights of the rows, shape (rows,).
     token_weight: NDArray
-    label_smoothing: float
-    lse_square_scale: float
-    #: Entries of the whole vocabulary and the sum of their weights; None: the logits are of the whole vocabulary.
-    vocabulary: int | None = None
-    class_sum: float | None = None
+    #: Options of the loss. For logits of a part of the vocabulary, `vocab` and `class_sum` tell of the whole one.
+    options: Mapping[str, Any]
+    #: Probabilities times class weights, if targets may be in another part of the vocabulary. They count there, too.
+    weights: NDArray | None = None
+
+    def of(self, rows: NDArray) -> Terms:
+        """Return the parameters of some of the rows."""
+        weights = None if self.weights is None else self.weights[rows]
+        return self._replace(
+            entries=self.entries[rows], prob=self.prob[rows], token_weight=self.token_weight[rows], weights=weights
+        )
+
+    @property
+    def square_scale(self) -> float:
+        return self.options["lse_square_scale"]
+
+    @property
+    def smoothing(self) -> float:
+        """Return the share of each class in the loss."""
+        return self.options["label_smoothing"] / (self.options.get("vocab") or len(self.class_weight) or 1)
+
+    @property
+    def class_sum(self) -> float:
+        return self.options.get("class_sum", self.class_weight.sum())
+
+    def target_weights(self) -> NDArray:
+        """Return ``(1 - smoothing) q_k c_tk`` for each target, shape (rows, K)."""
+        share = 1 - self.options["label_smoothing"]
+        if self.weights is not None:
+            return share * self.weights
+        weights = share * self.prob * self.class_weight[np.maximum(self.entries, 0)]
+        return np.where(self.entries < 0, 0, weights)
 
 
 class RowStatistics:
@@ -62,14 +83,6 @@ class RowStatistics:
         return self.log_sum[:, None] + np.take_along_axis(self.distance, np.maximum(entries, 0), axis=-1)
 
 
-def target_weights(targets: Targets, terms: Terms) -> NDArray:
-    """Return ``(1 - smoothing) q_k c_tk`` for each target, shape (rows, K)."""
-    if targets.weights is not None:
-        return (1 - terms.label_smoothing) * targets.weights
-    weights = (1 - terms.label_smoothing) * targets.prob * terms.class_weight[np.maximum(targets.entries, 0)]
-    return np.where(targets.entries < 0, 0, weights)
-
-
 def _weighted(weight: NDArray, values: NDArray | float) -> NDArray:
     """Return products, where a weight of 0 gives 0 whatever the value is."""
     return np.where(weight == 0, 0, weight * values)
@@ -91,22 +104,17 @@ def smoothed_sum(log_sum: NDArray, class_sum: float, deficits: NDArray) -> NDArr
     return np.where((log_sum == 0) & np.isinf(class_sum), infinite, class_sum * log_sum + deficits)
 
 
-def losses(row: RowStatistics, targets: Targets, terms: Terms) -> tuple[NDArray, NDArray]:
+def losses(row: RowStatistics, terms: Terms) -> tuple[NDArray, NDArray]:
     """Return the cross-entropy and the term of the squared lse of each row, weighted, shape (rows,) each."""
-    loss = np.sum(_weighted(target_weights(targets, terms), row.negative_log_prob(targets.entries)), axis=-1)
-    if terms.label_smoothing:
-        smoothed = smoothed_sum(row.log_sum, terms.class_weight.sum(), deficit(row, terms.class_weight))
-        loss = loss + terms.label_smoothing / row.distance.shape[-1] * smoothed
-    loss = _weighted(terms.token_weight, loss)
-    if not terms.lse_square_scale:
-        return loss, np.zeros_like(loss)
-    square = terms.lse_square_scale * row.lse**2
-    return loss, np.where(square == 0, 0, _weighted(terms.token_weight, square))
+    loss = np.sum(_weighted(terms.target_weights(), row.negative_log_prob(terms.entries)), axis=-1)
+    if terms.smoothing:
+        loss += terms.smoothing * smoothed_sum(row.log_sum, terms.class_sum, deficit(row, terms.class_weight))
+    square = terms.square_scale * row.lse**2 if terms.square_scale else np.zeros_like(loss)
+    return _weighted(terms.token_weight, loss), np.where(square == 0, 0, _weighted(terms.token_weight, square))
 
 
 def gradient(
-    row: RowStatistics,
-    targets: Targets,
+    row: Any,
     terms: Terms,
     grad_loss: NDArray,
     grad_square: NDArray,
@@ -116,29 +124,29 @@ def gradient(
 ) -> NDArray:
     """Return the gradient with respect to the logits, shape (rows, V).
 
-    ``grad_loss`` and ``grad_square`` are upstream gradients of the two results of `losses`, shape (rows,). The others
-    belong to `lse`, the log-probability of the only target, and the entropy.
+    `row` is a `RowStatistics`, or has its attributes. ``grad_loss`` and ``grad_square`` are upstream gradients of the
+    two results of `losses`, shape (rows,). The others belong to `lse`, the log-probability of the only target, and the
+    entropy.
     """
     rows, vocabulary = row.distance.shape
     scaled = _weighted(grad_loss, terms.token_weight)
     # log p_t = z_t - lse, so its gradient is one_hot - p. Rows with an upstream gradient of it have one target.
-    weights = _weighted(scaled[:, None], target_weights(targets, terms)) - np.reshape(grad_log_prob, (-1, 1))
-    smoothing = scaled * terms.label_smoothing / (terms.vocabulary or vocabulary)
-    class_sum = terms.class_weight.sum() if terms.class_sum is None else terms.class_sum
-    a = weights.sum(axis=-1) + _weighted(smoothing, class_sum) + grad_lse
-    if terms.lse_square_scale:
-        a = a + 2 * _weighted(grad_square, terms.token_weight) * terms.lse_square_scale * row.lse
+    weights = _weighted(scaled[:, None], terms.target_weights()) - np.reshape(grad_log_prob, (-1, 1))
+    smoothing = scaled * terms.smoothing
+    a = weights.sum(axis=-1) + _weighted(smoothing, terms.class_sum) + grad_lse
+    if terms.square_scale:
+        a = a + 2 * _weighted(grad_square, terms.token_weight) * terms.square_scale * row.lse
     b = np.broadcast_to(-np.asarray(grad_entropy, np.float64), rows)
 
     one_hot = np.zeros((rows, vocabulary))
-    each, k = np.nonzero(targets.entries >= 0)
-    np.add.at(one_hot, (each, targets.entries[each, k]), weights[each, k])
+    each, k = np.nonzero(terms.entries >= 0)
+    np.add.at(one_hot, (each, terms.entries[each, k]), weights[each, k])
     # 1 - p without cancellation where p is almost 1
     p = np.exp(-row.distance) / (1 + row.rest)[:, None]
     complement = (row.rest[:, None] - np.expm1(-row.distance)) / (1 + row.rest)[:, None]
     result = np.where(p > 0.5, (a[:, None] - one_hot) - a[:, None] * complement, a[:, None] * p - one_hot)
     if np.any(b):
         result += b[:, None] * _weighted(p, (row.moment / (1 + row.rest))[:, None] - row.distance)
-    if terms.label_smoothing:
+    if terms.smoothing:
         result -= _weighted(smoothing[:, None], terms.class_weight)
     return result

@@ -1,10 +1,11 @@
-"""Draw random calls of the losses with options, and compute their expected results from `ascend_grad.bounds`."""
+"""Draw random calls of the losses with options, and compute their expected results."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 import linear_oracles
+import loss_bounds
 import numpy as np
 import oracles
 from fuzzed_arrays import Draw
@@ -159,8 +160,8 @@ class _Call(NamedTuple):
     rows: tuple[int, ...]
     live: np.ndarray
     known: np.ndarray  # rows whose logits are finite, and do not overflow in the kernels
-    terms: bounds.LossTerms
-    statistics: bounds.Statistics
+    terms: loss_bounds.LossTerms
+    statistics: loss_bounds.Statistics
     over: tuple[Any, Any]  # the denominators of the two terms of the loss
     grad: np.ndarray  # upstream gradient of each row
 
@@ -171,7 +172,7 @@ class _Call(NamedTuple):
         return _claimed(values.reshape(self.rows), bound.reshape(self.rows))
 
     def loss(self) -> Expected:
-        first, second = bounds.losses(self.p, self.statistics, self.terms)
+        first, second = loss_bounds.losses(self.p, self.statistics, self.terms)
         claimed = self.known | (self.terms.token_weight == 0)
         errors = [np.where(claimed, each.bound, np.inf) for each in (first, second)]
         if self.arguments["reduction"] == "none":
@@ -200,7 +201,9 @@ class _Call(NamedTuple):
         for each in upstream:
             present = present | (each != 0)
         present &= self.live
-        value, error = bounds.gradient_of_logits(self.p, self.statistics, self.terms, of_loss, of_square, *upstream)
+        value, error = loss_bounds.gradient_of_logits(
+            self.p, self.statistics, self.terms, of_loss, of_square, *upstream
+        )
         error = np.where(self.known[:, None], error, np.inf)
         error += self.p.eps * (8 + len(self.live) * 2.0**-53 / self.p.eps) * np.abs(value)
         return Expected(np.where(present[:, None], value, 0), np.where(present[:, None], error, 0)), present
@@ -228,13 +231,12 @@ def _call(
         return np.broadcast_to(widen(np.asarray(1.0 if value is None else value), p.wide).reshape(-1), count)
 
     prob = np.ones(entries.shape) if a["target_prob"] is None else a["target_prob"]
-    terms = bounds.LossTerms(
+    terms = loss_bounds.LossTerms(
         np.where(is_target, entries - a["vocab_start_index"], -1),
         np.where(is_target, widen(prob, p.wide).reshape(entries.shape), 0),
         np.ones(classes, p.wide) if a["class_weight"] is None else widen(a["class_weight"], p.wide),
         np.where(live, of_rows(a["token_weight"]), 0),
-        p.wide(float(a["label_smoothing"])),
-        p.wide(float(a["lse_square_scale"])),
+        {name: p.wide(float(a[name])) for name in ("label_smoothing", "lse_square_scale")},
     )
     over = p.wide(1), p.wide(1)
     if a["reduction"] == "mean" and a["denominator"] is not None:
@@ -245,15 +247,15 @@ def _call(
         if a["target_prob"] is None and classes:
             of_classes = (terms.token_weight * terms.class_weight[np.maximum(terms.entries[:, 0], 0)]).sum()
         over = of_classes, total
-        if not over[0] or (terms.lse_square_scale and not over[1]):
+        if not over[0] or (terms.square_scale and not over[1]):
             over = p.wide(0), p.wide(0)
     known = (np.abs(z) < p.largest / 4).all(-1)
     z, error = np.where((live & known)[:, None], z, 0), np.where((live & known)[:, None], error, 0)
     if a.get("lse") is not None:
         entropy = np.zeros(count) if a["entropy"] is None else a["entropy"]
-        rows_of = bounds.given_statistics(p, z, error, widen(a["lse"], p.wide), widen(entropy, p.wide))
+        rows_of = loss_bounds.given_statistics(p, z, error, widen(a["lse"], p.wide), widen(entropy, p.wide))
     else:
-        rows_of = bounds.statistics(p, z, error)
+        rows_of = loss_bounds.statistics(p, z, error)
     return _Call(p, a, rows, live, known | ~live, terms, rows_of, over, of_rows(a["grad_loss"]))
 
 
@@ -319,9 +321,9 @@ def expected_of_linear(arguments: dict[str, Any], constant: float, results: dict
     temperature = np.broadcast_to(widen(np.asarray(a["temperature"]), p.wide).reshape(-1), len(x))
     softcap = None if a["softcap"] is None else p.wide(float(a["softcap"]))
     is_plain = a["bias"] is None and a["logit_scale"] == 1 and softcap is None and np.all(temperature == 1)
-    logits = bounds.transformed(p, products, bias, p.wide(float(a["logit_scale"])), softcap, temperature)
+    logits = loss_bounds.transformed(p, products, bias, p.wide(float(a["logit_scale"])), softcap, temperature)
     if is_plain:
-        logits = bounds.Logits(products, Expected(logits.slope.values, np.zeros(logits.z.values.shape)))
+        logits = loss_bounds.Logits(products, Expected(logits.slope.values, np.zeros(logits.z.values.shape)))
     a = a if classes else a | {"class_weight": None}
     # A softcap makes logits of infinite products finite, but not their gradients.
     z = np.where(np.isfinite(products.values), logits.z.values, np.nan)
