@@ -95,7 +95,7 @@ def asarray(x: ArrayLike | DeviceArray) -> DeviceArray:
         here.keep(result, packed)
     result.cache.packed = packed
     if array.ndim == 1 and array.nbytes <= _REMEMBERED_BYTES:
-        result.cache.remember(np.array(array, dtype))
+        result.remember(np.array(array, dtype))
     return result
 
 

@@ -166,12 +166,8 @@ def is_on_device(problem: Problem, execution: dict[str, Any]) -> bool:
 
 def lacking_on_device(arguments: Mapping[str, Any]) -> str | None:
     """Return the name of the first option or gradient of a validated call that no device computes over ranks."""
-    for name in given_over_ranks(arguments):
-        if name == "outputs" and set(arguments[name]).issubset(limits.OF_STATISTICS):
-            continue
-        if name not in (*limits.WITH_VECTORS, "grad_lse", "grad_log_prob"):
-            return name
-    return None
+    found = limits.first_lacking(given_over_ranks(arguments), arguments)
+    return None if found is None else found[0]
 
 
 def _is_here(problem: Problem) -> NDArray:

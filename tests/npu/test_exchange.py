@@ -84,7 +84,7 @@ def test_a_consumer_keeps_the_memory(device):
         there = device.counter("device_allocations")
         capsule = array.__dlpack__()
         consumer = None if how == "never used" else Consumer(capsule)
-        assert array.cache.is_shared
+        assert array.storage.is_shared
         del array
         gc.collect()
         npu.release()

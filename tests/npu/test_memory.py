@@ -193,3 +193,19 @@ def test_inputs_are_sent_as_they_are(operator, dtype, device):
         device.reset()
         getattr(ag, operator)(*args, **kwargs, **({} if out is None else {"out": out}), backend="npu")
         assert device.counter("bytes_h2d") == sent
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_targets_are_sent_in_their_dtype(dtype, device):
+    """Targets of losses go to the device in the caller's dtype, among them the rest of those with ignored rows."""
+    rows, entries, features = 16, 130, 4
+    input, weight = np.ones((rows, features), np.float16), np.ones((entries, features), np.float16)
+    target, lse = np.arange(rows, dtype=dtype), np.full(rows, 9, np.float32)
+    device.reset()
+    ag.linear_cross_entropy_backward(input, weight, target, lse=lse, grad_loss=1.0, backend="npu")
+    mask = 2
+    assert device.counter("bytes_h2d") == input.nbytes + weight.nbytes + target.nbytes + 3 * lse.nbytes + mask
+    device.reset()
+    ag.linear_cross_entropy(input, weight, np.where(target == 3, -100, target), backend="npu")
+    sent = input.nbytes + weight.nbytes + target.nbytes + lse.nbytes
+    assert device.counter("bytes_h2d") == sent - (2 * features + target.itemsize + lse.itemsize)  # of the ignored row

@@ -560,7 +560,7 @@ def test_memory_lives_as_long_as_either_side(device):
     before = allocations(device)
     array = npu.asarray(torch.arange(5000.0))
     tensor = torch.from_dlpack(array)
-    assert array.cache.is_shared
+    assert array.storage.is_shared
     del array
     gc.collect()
     npu.release()
@@ -576,7 +576,7 @@ def test_memory_lives_as_long_as_either_side(device):
     array = npu.asarray(torch.arange(5000.0))
     tensor = torch.from_dlpack(array)
     del tensor
-    assert not array.cache.is_shared
+    assert not array.storage.is_shared
     array.__dlpack__()  # this capsule is never imported
     assert array.numpy()[7] == 7
     del array

@@ -39,10 +39,10 @@ BREAKS = {
         "quirks.py", "return None if layout is None else", "return None if True else", "wrong softmax"
     ),
     "rows of a strided tensor taken for those of a contiguous one": Break(
-        "transfers.py", "        if array.cache.is_contiguous:\n", "        if True:\n", "wrong loss"
+        "transfers.py", "        if array.storage.is_contiguous:\n", "        if True:\n", "wrong loss"
     ),
     "rows without the offset": Break(
-        "array.py", "self.cache.layout.offset * self.dtype.itemsize", "0 * self.dtype.itemsize", "wrong loss"
+        "array.py", "layout.offset * self.dtype.itemsize", "0 * self.dtype.itemsize", "wrong loss"
     ),
     "torch is not waited for": Break("torch_npu.py", "runtime.wait_for_torch(", "bool(", "wrong softmax"),
     "a stream of another device": Break(

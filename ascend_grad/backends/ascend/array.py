@@ -65,33 +65,22 @@ class Layout(NamedTuple):
     is_contiguous: bool
 
 
-class HostCache:
-    """The host's knowledge of an array on the device.
+class Storage:
+    """The memory of an array, and the places of its elements there.
 
     Attributes
     ----------
     allocation : Memory, optional
-        Its memory; None if it has no elements.
+        The memory; None if the array has no elements.
     layout : Layout, optional
-        The places of its elements there; None if they are C-contiguous from the beginning of the memory.
-    values : ndarray, optional
-        The same values on the host.
-    origin : Origin, optional
-        The call that made a mask and masked targets together.
-    packed : DeviceArray, optional
-        A vector of bools as bits.
+        The places of the elements; None if they are C-contiguous from the beginning of the memory.
     """
 
-    __slots__ = ("_bits", "_repaired", "allocation", "layout", "origin", "packed", "values")
+    __slots__ = ("allocation", "layout")
 
     def __init__(self) -> None:
         self.allocation: Memory | None = None
         self.layout: Layout | None = None
-        self.values: NDArray | None = None
-        self.origin: Origin | None = None
-        self.packed: DeviceArray | None = None
-        self._bits: int | None = None
-        self._repaired: tuple[DeviceArray, DeviceArray] | None = None
 
     @property
     def is_shared(self) -> bool:
@@ -99,7 +88,7 @@ class HostCache:
         return self.allocation is not None and self.allocation.is_shared
 
     @property
-    def is_memory_of_torch(self) -> bool:
+    def is_of_torch(self) -> bool:
         """Return whether the memory belongs to a tensor."""
         return self.allocation is not None and self.allocation.is_of_torch
 
@@ -114,16 +103,33 @@ class HostCache:
         memory: Any = self.allocation
         return memory.contiguous()
 
-    def keep_memory(self) -> None:
+    def keep(self) -> None:
         """Let the memory outlive the call that allocated it."""
         if self.allocation is not None:
             self.allocation.kept = True
 
-    def remember(self, values: NDArray) -> None:
-        """Keep these values, which are the array's and are never changed from now on."""
-        values.flags.writeable = False
-        if not self.is_shared:
-            self.values = values
+
+class HostCache:
+    """What the host knows about the values of an array on the device.
+
+    Attributes
+    ----------
+    values : ndarray, optional
+        The same values on the host.
+    origin : Origin, optional
+        The call that made a mask and masked targets together.
+    packed : DeviceArray, optional
+        A vector of bools as bits.
+    """
+
+    __slots__ = ("_bits", "_repaired", "origin", "packed", "values")
+
+    def __init__(self) -> None:
+        self.values: NDArray | None = None
+        self.origin: Origin | None = None
+        self.packed: DeviceArray | None = None
+        self._bits: int | None = None
+        self._repaired: tuple[DeviceArray, DeviceArray] | None = None
 
     def forget_values(self) -> None:
         """Forget everything about values, which another library may change from now on."""
@@ -173,7 +179,7 @@ class DeviceArray(AbstractDeviceArray):
     yet.)
     """
 
-    __slots__ = ("__weakref__", "_copy_to_host", "_device", "_dtype", "_shape", "cache")
+    __slots__ = ("__weakref__", "_copy_to_host", "_device", "_dtype", "_shape", "cache", "storage")
 
     KIND = "an array of ascend_grad.npu.asarray"
     TO_DEVICE = "ascend_grad.npu.asarray"
@@ -189,7 +195,7 @@ class DeviceArray(AbstractDeviceArray):
         self._shape = shape
         self._dtype = dtype
         self._device = device
-        self.cache = HostCache()
+        self.storage, self.cache = Storage(), HostCache()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -230,15 +236,22 @@ class DeviceArray(AbstractDeviceArray):
     @property
     def first_byte(self) -> int:
         """Return the offset of its first element in its memory."""
-        return 0 if self.cache.layout is None else self.cache.layout.offset * self.dtype.itemsize
+        layout = self.storage.layout
+        return 0 if layout is None else layout.offset * self.dtype.itemsize
 
     def host_values(self) -> NDArray:
         """Return the values on the host, read-only, copied back at most once."""
         values = self.cache.values
         if values is None:
             values = self.numpy()
-            self.cache.remember(values)
+            self.remember(values)
         return values
+
+    def remember(self, values: NDArray) -> None:
+        """Keep these values, which are the array's and are never changed from now on."""
+        values.flags.writeable = False
+        if not self.storage.is_shared:
+            self.cache.values = values
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return the device in the words of DLPack.
@@ -290,12 +303,12 @@ class DeviceArray(AbstractDeviceArray):
             raise BackendUnavailableError(f"the device cannot be used: {state.reason}")
         owner: object = self
         address = 0
-        cache = self.cache
-        strides = None if cache.layout is None else [step * self.dtype.itemsize for step in cache.layout.strides]
-        if cache.allocation is not None:
-            owner = cache.allocation.share(self)
-            address = _acl.address_of(cache.allocation.memory()) + self.first_byte
-            cache.forget_values()
+        allocation, layout = self.storage.allocation, self.storage.layout
+        strides = None if layout is None else [step * self.dtype.itemsize for step in layout.strides]
+        if allocation is not None:
+            owner = allocation.share(self)
+            address = _acl.address_of(allocation.memory()) + self.first_byte
+            self.cache.forget_values()
         like = np.lib.stride_tricks.as_strided(np.empty(1, self.dtype), self.shape, strides)
         return _dlpack.capsule_on_device(owner, like, address, self.device)
 

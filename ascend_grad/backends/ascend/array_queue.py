@@ -63,7 +63,7 @@ class SelectedRows:
         return total
 
     def cleared(self, array: DeviceArray) -> DeviceArray:
-        return array
+        return self._queue.cleared(array) if self.is_empty else array
 
 
 class ArrayQueue(Transfers):
@@ -107,7 +107,7 @@ class ArrayQueue(Transfers):
         def repaired() -> NDArray:
             return np.where(elsewhere, target.dtype.type(0), self.values(target))
 
-        if not isinstance(target, DeviceArray) or target.cache.is_shared or mask.cache.is_shared:
+        if not isinstance(target, DeviceArray) or target.storage.is_shared or mask.storage.is_shared:
             return repaired()
         there = target.cache.repaired_for(mask)
         if there is None:

@@ -140,7 +140,7 @@ def copy_to_device_of(array: NDArray, other: DeviceArray) -> DeviceArray:
         result = here.put(array)
         here.keep(result)
     if array.ndim < 2:
-        result.cache.remember(np.array(array))
+        result.remember(np.array(array))
     return result
 
 

@@ -36,7 +36,7 @@ def is_asked_for(call: Call) -> bool:
     return (
         torch is not None
         and torch.are_deterministic_algorithms_enabled()
-        and any(isinstance(each, DeviceArray) and each.cache.is_memory_of_torch for each in call.arguments.values())
+        and any(isinstance(each, DeviceArray) and each.storage.is_of_torch for each in call.arguments.values())
     )
 
 

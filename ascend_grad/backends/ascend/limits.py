@@ -7,7 +7,8 @@ call beyond what the vendor *documents* is passed on to the device, which comput
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from ... import _acl, arrays
 from ..._call import Call
@@ -18,7 +19,7 @@ from ...errors import (
     ParamTypeError,
     UnsupportedDeviceError,
 )
-from ...operators.options import given_options
+from ...operators.options import OPTIONS, OUTPUT_GRADIENTS, OUTPUTS, given_options
 from ...operators.table import OPERATORS
 from ..base import Unsupported
 from . import determinism
@@ -123,33 +124,35 @@ def stored_dim(name: str, largest: int) -> Callable[[Call, str], tuple[int, int]
     return lambda call, soc: (0 if call.arguments["softmax"] is None else call.dims[name], largest)
 
 
-#: Options of a loss that are arithmetic on vectors beside the device's operators.
-WITH_VECTORS = ("token_weight", "class_weight", "denominator")
-#: Outputs of a loss that follow from the statistics of the device's operators.
-OF_STATISTICS = ("lse", "log_prob")
+#: Options of losses that the device computes, and upstream gradients of outputs that it computes.
+ON_DEVICE = (
+    *(option.name for option in OPTIONS.values() if option.on_device),
+    *(f"grad_{output.name}" for output in OUTPUTS.values() if output.on_device),
+)
 
 
-def loss_options(call: Call, soc: str) -> Unsupported | None:
-    """Return the reason against options of a loss that the device's operators lack (161002)."""
-    for name in given_options(call.arguments):
-        if name in WITH_VECTORS:
-            continue
-        lacking = "it"
+def first_lacking(names: Iterable[str], arguments: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the first of the given options and gradients that no device computes, and what of it is lacking."""
+    for name in names:
         if name == "outputs":
-            lacking = ", ".join(each for each in call.arguments[name] if each not in OF_STATISTICS)
+            lacking = ", ".join(each for each in arguments[name] if not OUTPUTS[each].on_device)
+        else:
+            lacking = "" if name in ON_DEVICE else "it"
         if lacking:
-            reason = f"{name}: the device's operators compute the loss without {lacking}"
-            return _unsupported(call, ParamInvalidError, reason)
+            return name, lacking
     return None
 
 
-def backward_options(call: Call, soc: str) -> Unsupported | None:
-    """Return the reason against upstream gradients and options that the device's operators lack (161002)."""
-    if call.arguments["grad_entropy"] is not None:
-        return _unsupported(
-            call, ParamInvalidError, "grad_entropy: the device's operators compute the gradients without it"
-        )
-    return loss_options(call, soc)
+def loss_options(call: Call, soc: str) -> Unsupported | None:
+    """Return the reason against gradients and options of a loss that the device's operators lack (161002)."""
+    a = call.arguments
+    found, computed = first_lacking([name for name in OUTPUT_GRADIENTS if a.get(name) is not None], a), "the gradients"
+    if found is None:
+        found, computed = first_lacking(given_options(a), a), "the loss"
+    if found is None:
+        return None
+    reason = f"{found[0]}: the device's operators compute {computed} without {found[1]}"
+    return _unsupported(call, ParamInvalidError, reason)
 
 
 #: Rows of the weight from which on the vendor documents the fused gradient.
@@ -225,7 +228,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
     ),
     "linear_cross_entropy_backward": (
         only_on("910B", "910_93"),
-        backward_options,
+        loss_options,
         dtype("input", *FLOATS_16_BIT),
         vocabulary,
         at_most("H", dim("H", 65535), asks_device=True),

@@ -70,7 +70,8 @@ def gradient(
     rows = queue.select(queue.vector(grad) != 0, input.shape[0])
     if rows.is_empty:
         return tuple(
-            queue.zeros(x.shape, x.dtype) if wanted else None for x, wanted in zip((input, weight), output_mask)
+            rows.cleared(queue.empty(x.shape, x.dtype)) if wanted else None
+            for x, wanted in zip((input, weight), output_mask)
         )
     inputs = [
         rows.put(grad),
@@ -149,11 +150,17 @@ class Tokens:
         self.counted = target != a["ignore_index"]
         self._inside = (target >= start) & (places < call.dims["V"])
         self.places = xp.where(self._inside & self.counted, places, 0)
+        self._id_dtype = getattr(xp, a["target"].dtype.name)
         self.weights = self._all_weights()
         self._denominator: Any = 1.0
         if a["reduction"] == "mean":
             weights = self.counted if self.weights is None else self.weights
             self._denominator = queue.vector(weights.sum()) if a["denominator"] is None else a["denominator"]
+
+    @property
+    def masked_target(self) -> Any:
+        """Return `places` in the dtype of the call's targets."""
+        return self._queue.vector(self.places, self._id_dtype)
 
     def _all_weights(self) -> Any:
         of_token, of_class = self._arguments["token_weight"], self._arguments["class_weight"]
@@ -218,7 +225,7 @@ def _linear_cross_entropy(queue: Queue, call: Call) -> Results:
         # The ids of a call with one shard start at 0 (Q9). The caller's targets are used unchanged if theirs do.
         is_unchanged = rows.is_complete and not a["vocab_start_index"]
         input, weight = rows.put(a["input"]), queue.put(a["weight"])
-        target = queue.put(a["target"]) if is_unchanged else rows.put(tokens.places)
+        target = queue.put(a["target"]) if is_unchanged else rows.put(tokens.masked_target)
         shard = statistics(queue, input, weight, target, 0, call.dims["V"], False)
         logits_max, sum_exp_logits, predicted, mask, masked_target, _ = shard
         losses, _ = loss(queue, logits_max, sum_exp_logits, predicted)
@@ -229,7 +236,7 @@ def _linear_cross_entropy(queue: Queue, call: Call) -> Results:
             results = {"input_grad": rows.restored(input_grad), "weight_grad": weight_grad}
     elif a["return_grad"]:
         for name, spec in zip(call.operator.results[1:3], call.specs[1:3]):
-            results[name] = spec and queue.zeros(spec.shape, spec.dtype)
+            results[name] = spec and rows.cleared(queue.empty(spec.shape, spec.dtype))
     is_result = rows.is_complete and tokens.weights is None and a["reduction"] == "none"
     results["loss"] = losses if is_result else tokens.reduced(rows.vector(losses))
     if a["outputs"]:
@@ -248,7 +255,7 @@ def _linear_cross_entropy_backward(queue: Queue, call: Call) -> Results:
     """
     a, xp = call.arguments, queue.xp
     tokens = Tokens(queue, call)
-    grad, masked, places = tokens.upstream(), xp.zeros_like(tokens.counted), tokens.places
+    grad, masked, places = tokens.upstream(), xp.zeros_like(tokens.counted), tokens.masked_target
     if a["grad_log_prob"] is not None:
         grad = grad - queue.vector(a["grad_log_prob"])
     grad, lse = tokens.of_targets(grad), queue.vector(a["lse"])

@@ -97,10 +97,6 @@ class Queue(ABC):
         """Make an array for a result."""
 
     @abstractmethod
-    def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
-        """Make an array of zeros."""
-
-    @abstractmethod
     def put(self, array: Any, dtype: np.dtype | None = None) -> DeviceArray:
         """Return an argument, or a vector, as an array that operators can read, in this dtype."""
 

@@ -61,5 +61,5 @@ def shape_for_device(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def layout_for_device(array: DeviceArray) -> tuple[tuple[int, ...], int, int] | None:
     """Return strides, offset and space of an array in memory of another library, None for other arrays (Q8)."""
-    layout = array.cache.layout
+    layout = array.storage.layout
     return None if layout is None else (shape_for_device(layout.strides), layout.offset, layout.storage_size)

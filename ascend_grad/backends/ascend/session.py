@@ -99,7 +99,7 @@ class Session(ArrayQueue):
             self.synchronize()
         for array in results:
             if array is not None:
-                array.cache.keep_memory()
+                array.storage.keep()
 
     def keep_alive(self, array: DeviceArray) -> DeviceArray:
         """Keep an array alive until the end of the call, whatever becomes of other references."""
@@ -193,7 +193,7 @@ class Session(ArrayQueue):
 
     def memory_of(self, array: DeviceArray) -> _acl.DeviceRange:
         """Return the memory of an array, for work on the stream."""
-        allocation = array.cache.allocation
+        allocation = array.storage.allocation
         assert allocation is not None, "an array without elements has no memory"
         if isinstance(allocation, Allocation):
             allocation.wait_unless_on(self)
@@ -229,17 +229,16 @@ class Session(ArrayQueue):
         """Make an array on the device."""
         result = DeviceArray(shape, dtype, self.device, to_host)
         if result.size:
-            result.cache.allocation = self.allocate(result.nbytes)
+            result.storage.allocation = self.allocate(result.nbytes)
         return result
 
-    def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
-        """Make an array of zeros on the device."""
-        result = self.empty(shape, dtype)
-        if result.size:
+    def cleared(self, array: DeviceArray) -> DeviceArray:
+        """Fill a new array with zeros, and return it."""
+        if array.size:
             if not self.waits:  # the stream may still use the memory
                 self.synchronize()
-            _acl.clear(self.memory_of(result), result.nbytes)
-        return result
+            _acl.clear(self.memory_of(array), array.nbytes)
+        return array
 
 
 # ---- the sessions of a thread ----------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ class TensorQueue(Queue):
         return _acl.borrowed_stream(self._npu.current_stream(self.device).npu_stream, self.device)
 
     def memory_of(self, array: DeviceArray) -> _acl.DeviceRange:
-        memory = array.cache.allocation
+        memory = array.storage.allocation
         assert isinstance(memory, TensorMemory), "an array without elements has no memory"
         return memory.range
 
@@ -92,9 +92,6 @@ class TensorQueue(Queue):
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> TensorArray:
         return array_of(self.xp.empty(shape, dtype=torch_dtype(dtype), device=self._place))
-
-    def zeros(self, shape: tuple[int, ...], dtype: np.dtype) -> TensorArray:
-        return array_of(self.xp.zeros(shape, dtype=torch_dtype(dtype), device=self._place))
 
     def tensor(self, array: Any) -> Any:
         """Return the tensor of an argument, or a vector itself."""

@@ -141,8 +141,8 @@ def _array(kind: type[DeviceArray], tensor: Any, dtype: np.dtype) -> DeviceArray
         storage_size = tensor.untyped_storage().nbytes() // tensor.element_size()
         # A stride of an axis of length 1 leads to no element. It may be so large that its bytes exceed an int64.
         strides = tuple(step if length > 1 else 1 for length, step in zip(tensor.shape, tensor.stride()))
-        array.cache.layout = Layout(strides, tensor.storage_offset(), storage_size, tensor.is_contiguous())
-        array.cache.allocation = TensorMemory(tensor, dtype)
+        array.storage.layout = Layout(strides, tensor.storage_offset(), storage_size, tensor.is_contiguous())
+        array.storage.allocation = TensorMemory(tensor, dtype)
     return array
 
 

@@ -89,6 +89,10 @@ class Transfers(Queue):
     def keep_alive(self, array: DeviceArray) -> DeviceArray:
         """Keep an array alive until the end of the call, whatever becomes of other references."""
 
+    @abstractmethod
+    def cleared(self, array: DeviceArray) -> DeviceArray:
+        """Fill a new array with zeros, and return it."""
+
     def free_staging(self) -> None:
         """Let go of the staging memory, when no copy is in flight."""
         self._head = 0
@@ -116,9 +120,9 @@ class Transfers(Queue):
 
     def contiguous(self, array: DeviceArray) -> DeviceArray:
         """Return the array, or a copy on the device whose elements lie next to one another."""
-        if array.cache.is_contiguous:
+        if array.storage.is_contiguous:
             return array
-        return self.keep_alive(array.cache.contiguous_copy())
+        return self.keep_alive(array.storage.contiguous_copy())
 
     def copied(self, array: DeviceArray) -> DeviceArray:
         """Copy an array within the device."""
@@ -145,7 +149,7 @@ class Transfers(Queue):
 
     def scattered(self, array: DeviceArray, rows: NDArray, count: int) -> DeviceArray:
         """Make an array of ``count`` rows that has the rows of an array in these places, and zeros elsewhere."""
-        result = self.zeros((count, *array.shape[1:]), array.dtype)
+        result = self.cleared(self.empty((count, *array.shape[1:]), array.dtype))
         row_bytes = array.nbytes // max(array.shape[0], 1)
         if array.size:
             source, target = self.memory_of(array), self.memory_of(result)
@@ -161,7 +165,7 @@ class Transfers(Queue):
             return array.cache.values
         result = np.empty(array.shape, array.dtype)
         self.fetch([(array, result)])
-        array.cache.remember(result)
+        array.remember(result)
         return result
 
     def fetch(self, pairs: Iterable[tuple[DeviceArray, NDArray]]) -> None:
