@@ -97,7 +97,7 @@ def test_matrices_stay_on_their_devices(arrays, backend):
         if backend == "gloo":
             assert min(rank["copied"]) >= tokens * features
         else:
-            assert max(rank["copied"]) <= tokens
+            assert max(rank["copied"]) <= 2 * tokens  # vectors have up to two numbers for each token
 
 
 def test_arguments_that_are_refused(arrays, backend):
