@@ -105,6 +105,12 @@ VOCABULARY_PARALLEL_BACKWARD = _operator(
         *checks_of(_OF_GRADIENTS),
     ],
 )
+#: The arguments beside the first arrays that are neither options nor upstream gradients of outputs.
+SETTINGS = tuple(
+    name
+    for name in dict.fromkeys(VOCABULARY_PARALLEL.parameters[3:] + VOCABULARY_PARALLEL_BACKWARD.parameters[3:])
+    if name not in OPTIONS and name not in OUTPUT_GRADIENTS
+)
 VOCABULARY_PARALLEL_TOP_K = Operator(
     "parallel.linear_top_k",
     None,

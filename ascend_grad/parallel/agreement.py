@@ -111,7 +111,7 @@ def check_agreement(facts: Sequence[dict[str, Any]], operator: str) -> None:
     The facts of a rank leave out options that have their defaults.
     """
     for rank, each in enumerate(facts):
-        for name in {**facts[0], **each}:
+        for name in {**facts[0], **each} if each != facts[0] else ():
             default = OPTIONS[name].default if name in OPTIONS else None
             first, other = (of_rank.get(name, default) for of_rank in (facts[0], each))
             if first != other:

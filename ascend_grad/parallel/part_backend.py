@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,11 +10,9 @@ from numpy.typing import NDArray
 from .. import _linear_python, arrays
 from .._dispatch import prepared
 from ..backends import reference
-from ..backends.ascend import limits
 from ..backends.ascend.array import DeviceArray
 from ..backends.ascend.backend import copy_to_device_of
 from ..operators import functions, losses
-from ..operators.ranks import given_over_ranks
 from ..operators.table import FUSED_LINEAR_ONLINE_MAX_SUM
 from .row_losses import Problem, RowArrays, upstream_of_rows
 from .row_statistics import PartStatistics, RowStatistics, empty_part
@@ -162,12 +159,6 @@ def is_on_device(problem: Problem, execution: dict[str, Any]) -> bool:
     """Return whether a device computes the statistics of this problem, whose arrays are on the host."""
     _, _, explanation = prepared(FUSED_LINEAR_ONLINE_MAX_SUM, statistics_arguments(problem), None, **execution)
     return explanation.backend not in ("cpu", "reference")
-
-
-def lacking_on_device(arguments: Mapping[str, Any]) -> str | None:
-    """Return the name of the first option or gradient of a validated call that no device computes over ranks."""
-    found = limits.first_lacking(given_over_ranks(arguments), arguments)
-    return None if found is None else found[0]
 
 
 def _is_here(problem: Problem) -> NDArray:

@@ -21,13 +21,14 @@ from .._dispatch import requested
 from .._linear_python import default_workspace_bytes
 from .._loss_arguments import weight_sums
 from ..arguments import MAX_INDEX, integer, shown, thread_count
+from ..backends.ascend import limits
 from ..errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
-from ..operators.options import OPTIONS, OUTPUT_GRADIENTS
-from ..operators.ranks import ARGUMENTS_OF_PARTS, OF_ENTRIES, OF_ROWS, WITHOUT_ARGUMENT, given_over_ranks
+from ..operators.options import OUTPUT_GRADIENTS
+from ..operators.ranks import ARGUMENTS_OF_PARTS, OF_ENTRIES, OF_ROWS, SETTINGS, WITHOUT_ARGUMENT, given_over_ranks
 from ..operators.results import LinearCrossEntropyGradients, loss_result
 from .agreement import Attempt, check_agreement
 from .communicators import Collectives
-from .part_backend import DeviceBackend, HostBackend, is_on_device, lacking_on_device
+from .part_backend import DeviceBackend, HostBackend, is_on_device
 from .plan import Capacity, common_chunks, find_capacity, vocab_blocks
 from .ranges import vocab_range
 from .row_chunk import ChunkGradients, RowChunk
@@ -80,7 +81,8 @@ class Shard:
         self.input, self.weight, target = (call.arguments[name] for name in self._names)
         self._a = WITHOUT_ARGUMENT | call.arguments
         self._given = given_over_ranks(self._a)
-        self._lacking = lacking_on_device(self._a)
+        #: The first option or gradient that no device computes, if any, and what of it.
+        self._lacking = limits.first_lacking(self._given, self._a)
         # A rank without weight rows calls no operator, which would check these arguments.
         backend, source = requested(options["backend"], call.operator)
         threads = thread_count(options["num_threads"], self._operator)
@@ -112,7 +114,7 @@ class Shard:
         self._capacity = Capacity(0, 1)
         self._allocate(share, weight_grad)
         if self._lacking and backend not in ("auto", "cpu", "reference"):
-            reason = f"{self._lacking}: over ranks, a loss with options is computed on the host"
+            reason = f"{self._lacking[0]}: over ranks, a loss with options is computed on the host"
             message = f"backend {backend!r} ({source}) cannot compute this call: {reason}"
             raise BackendUnavailableError(message, operator=self._operator)
 
@@ -122,14 +124,18 @@ class Shard:
         outputs = {name for name in self._a["outputs"] if name != "correct"}
         if self._needs_predicted:
             outputs.add("predicted")
-        counted = self._is_target.any(axis=-1)
+        counted = self._is_target.any(axis=-1) if targets != 1 else self._is_target[:, 0]
         of_statistics = rows if self._a["lse"] is None else 0
-        with np.errstate(all="ignore"):
-            target_weights = np.where(self._is_target, self._vectors.get("target_prob", 1.0), 0.0)
+
+        def present(is_present: NDArray, name: str) -> NDArray:
+            """Return a vector, or 1, where an element is present, and 0 elsewhere."""
+            vector = self._vectors.get(name)
+            return is_present.astype(np.float64) if vector is None else np.where(is_present, vector, 0.0)
+
         self._rows = RowArrays(
             counted=counted,
-            token_weight=np.where(counted, self._vectors.get("token_weight", 1.0), 0.0),
-            target_weights=target_weights,
+            token_weight=present(counted, "token_weight"),
+            target_weights=present(self._is_target, "target_prob"),
             maxima=np.zeros(rows, dtype),
             sums=np.zeros((of_statistics, NUMBERS + targets), dtype),
             first=np.zeros(rows if self._needs_predicted else 0),
@@ -206,11 +212,7 @@ class Shard:
 
     def facts_of_options(self, compared: Sequence[str]) -> dict[str, Any]:
         """Return facts about the optional arguments that must be the same on all ranks, except defaults of options."""
-        values: dict[str, Any] = {
-            name: self._vectors.get(name, self._a[name])
-            for name in self._call.operator.parameters[3:]
-            if name not in OPTIONS or name in self._given
-        }
+        values: dict[str, Any] = {name: self._a[name] for name in (*SETTINGS, *self._given)} | self._vectors
         if isinstance(upstream := values["grad_loss"], np.ndarray):
             del values["grad_loss"]
             if "grad_loss" in compared:  # otherwise it has one number for each token of this rank
@@ -290,9 +292,9 @@ class Shard:
 
     def _check_targets(self) -> None:
         target, ignored = self.target, self._a["ignore_index"]
-        outside = np.argwhere((target != ignored) & ((target < 0) | (target >= self.vocab_size)))
-        if outside.size:
-            place = tuple(outside[0])
+        is_outside = (target != ignored) & ((target < 0) | (target >= self.vocab_size))
+        if is_outside.any():
+            place = tuple(np.argwhere(is_outside)[0])
             got = f"{target[place]} in row {place[0]}"
             message = f"{self._names[2]}: expected values in [0, {self.vocab_size}) or {ignored}, got {got}"
             raise ParamInvalidError(message, operator=self._operator)
