@@ -19,10 +19,10 @@ import ascend_grad as ag
 from ascend_grad import parallel
 from ascend_grad.parallel.communicators import Collectives
 from ascend_grad.parallel.engines import collectives
-from ascend_grad.parallel.timing import TimedCollectives
 
 from ..case import Case, numpy_dtype
 from .cost import MEASURED, VOCABULARY
+from .timing import TimedCollectives
 
 #: Timed calls of each case, of which the median counts.
 CALLS = 5

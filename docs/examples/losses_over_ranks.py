@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ascend_grad as ag
+from ascend_grad.bench.parallel.timing import TimedCollectives
 from ascend_grad.demo.corpus import read_corpus, standard_library
 from ascend_grad.demo.language_model import LanguageModel, Sizes
 from ascend_grad.demo.tasks import Task, words_task
@@ -24,7 +25,6 @@ from ascend_grad.parallel import linear_cross_entropy
 from ascend_grad.parallel.communicators import Collectives
 from ascend_grad.parallel.engines import collectives
 from ascend_grad.parallel.ranges import vocab_range
-from ascend_grad.parallel.timing import TimedCollectives
 
 DESCRIPTION = """\
 Train a language model of 30000 words on the source text of this Python's standard library, with the output layer and

@@ -13,9 +13,9 @@ from ascend_grad.bench.case import WHOLE, Case
 from ascend_grad.bench.parallel import cost, rank, report
 from ascend_grad.bench.parallel.cost import MEASURED, MODELLED, Network
 from ascend_grad.bench.parallel.measure import SIDES, ParallelResults
+from ascend_grad.bench.parallel.timing import TimedCollectives
 from ascend_grad.bench.results import Row
 from ascend_grad.parallel.communicators import Collectives
-from ascend_grad.parallel.timing import TimedCollectives
 
 NETWORK = Network("slow", 1e-3, 1e6)
 RATE = 1e9

@@ -8,7 +8,7 @@ from time import perf_counter
 
 from numpy.typing import NDArray
 
-from .communicators import Collectives, Operation
+from ascend_grad.parallel.communicators import Collectives, Operation
 
 
 class TimedCollectives(Collectives):
