@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any, ClassVar, NamedTuple, Self
 
-from ._dispatch import checked_backend, chosen
+from ._dispatch import backend_choice, checked_backend
 
 
 class _Block(NamedTuple):
@@ -93,7 +93,7 @@ class use_backend(ContextChoice):
     'reference'
     """
 
-    _variable = chosen
+    _variable = backend_choice
 
     def __init__(self, name: str):
         self.name = checked_backend(name, "use_backend", "name")

@@ -250,7 +250,7 @@ class _Loss(ABC):
         if self._a["reduction"] == "none":
             total: Any = loss + square
         else:
-            means = [np.sum(each) / over if over else np.nan for each, over in zip((loss, square), self._divisors)]
+            means = [np.sum(each) / by if by else np.nan for each, by in zip((loss, square), self._divisors)]
             total = means[0] + means[1] if self.terms.square_scale else means[0]
         outputs = {"lse": lse, "log_prob": log_prob, "entropy": entropy, "predicted": predicted, "correct": correct}
         return {"loss": total, **outputs}

@@ -32,7 +32,7 @@ def run(job: Job, result_options: dict[str, str]) -> None:
         }
         job.check_raw_dtype({name: file.dtype for name, file in inputs.items()})
         is_rowwise = job.operator in table.ROWWISE
-        arguments = {name: file.stand_in if is_rowwise else file.read(file.whole) for name, file in inputs.items()}
+        arguments = {name: file.placeholder if is_rowwise else file.read(file.whole) for name, file in inputs.items()}
         call, backend = job.validated(arguments)
 
         start = perf_counter()

@@ -25,7 +25,7 @@ def run(job: Job) -> None:
     """Write a Zarr array with the chunks of the first input, and a line about it to stdout."""
     _check_sources(job)
     inputs = {name: ZarrInput(source, job.raw_dtype_of(name)) for name, source in job.sources.items()}
-    arrays = {name: each.stand_in for name, each in inputs.items()}
+    arrays = {name: each.placeholder for name, each in inputs.items()}
     job.check_raw_dtype({name: array.dtype for name, array in arrays.items()})
     call, backend = job.validated(arrays)
     (spec,), (path,), start = call.specs, job.results.values(), perf_counter()

@@ -68,7 +68,7 @@ class ArrayFile:
         self.fortran_order = fortran_order and 0 not in shape and sum(length > 1 for length in shape) > 1
         self.whole = tuple(slice(0, length) for length in shape)
         #: Shape and dtype, for the checks of an operator.
-        self.stand_in: NDArray = np.broadcast_to(np.zeros((), dtype), shape)
+        self.placeholder: NDArray = np.broadcast_to(np.zeros((), dtype), shape)
         self._outwards = range(len(shape)) if self.fortran_order else range(len(shape) - 1, -1, -1)
         stride, strides = dtype.itemsize, [0] * len(shape)
         for axis in self._outwards:

@@ -14,10 +14,10 @@ def run(job: ScoreJob) -> None:
     targets = dict(zip(job.results, checked_targets(list(job.results.values()), job.sources)))
     with ExitStack() as stack:
         hidden = stack.enter_context(open_array(job.hidden, job.raw_dtype))
-        scorer = Scorer(job, hidden.stand_in)
+        scorer = Scorer(job, hidden.placeholder)
 
         start, likelihood = perf_counter(), Likelihood()
-        count, rows = hidden.shape[0], chunk_rows(hidden.stand_in, job.top_k)
+        count, rows = hidden.shape[0], chunk_rows(hidden.placeholder, job.top_k)
         results = {}
         for name, target in targets.items():
             spec = scorer.specs[name]

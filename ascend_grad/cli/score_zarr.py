@@ -17,8 +17,8 @@ from .zarr_results import Result, compute
 def run(job: ScoreJob) -> None:
     """Write each result as a Zarr array, and a line about it to stdout."""
     hidden = ZarrInput(job.hidden, job.raw_dtype)
-    scorer = Scorer(job, hidden.stand_in)
-    rows, (count, width) = chunk_rows(hidden.stand_in, job.top_k, hidden.lengths[0]), hidden.shape
+    scorer = Scorer(job, hidden.placeholder)
+    rows, (count, width) = chunk_rows(hidden.placeholder, job.top_k, hidden.lengths[0]), hidden.shape
     target = da.from_array(scorer.target, chunks=-1, name=False)
     values: dict[str, da.Array] = {}
     for of_top_k in (False, True):

@@ -65,12 +65,12 @@ class ZarrInput:
             #: The lengths of a file: of a shard, or of a chunk.
             self.lengths: tuple[int, ...] = self.array.shards or self.array.chunks
             #: Shape and dtype, for the checks of an operator.
-            self.stand_in: NDArray = np.broadcast_to(np.zeros((), self.dtype), self.shape)
+            self.placeholder: NDArray = np.broadcast_to(np.zeros((), self.dtype), self.shape)
             _ = [length // n for length, n in zip(self.shape, self.lengths)]
         except Exception as error:  # zarr accepts metadata with numbers that no array can have
             raise _unusable(path, error) from error
         self.dtype = meaning(self.dtype, raw_dtype, path)
-        self.stand_in = self.stand_in.view(self.dtype)
+        self.placeholder = self.placeholder.view(self.dtype)
 
     @property
     def format(self) -> ArrayFormat:

@@ -16,7 +16,7 @@ from dask.layers import ArrayBlockIdDep, ArrayChunkShapeDep
 from numpy.typing import NDArray
 
 from .._call import Call, Operator
-from .._dispatch import checked_backend, chosen, prepared
+from .._dispatch import backend_choice, checked_backend, prepared
 from ..arguments import MAX_INDEX, check_class, shown
 from ..arrays import has_own_arithmetic, native
 from ..errors import ParamInvalidError, ParamTypeError
@@ -112,5 +112,5 @@ def backend_of_blocks(backend: str | None, operator: Operator) -> str | None:
     """Return the backend for the blocks. A scheduler's threads do not see `use_backend` of the caller's context."""
     if backend is not None:
         return checked_backend(backend, operator.name)
-    choice = chosen.get()
+    choice = backend_choice.get()
     return None if choice is None else choice.value

@@ -21,9 +21,9 @@ class ByteModel(LanguageModel):
 
     def _loss_and_gradient(self, hidden: NDArray, following: NDArray) -> tuple[float, NDArray]:
         log_p = self._log_probabilities(hidden)
-        chosen = np.arange(len(hidden)), following
+        of_targets = np.arange(len(hidden)), following
         d_log_p = np.zeros_like(log_p)
-        d_log_p[chosen] = -1 / len(log_p)
+        d_log_p[of_targets] = -1 / len(log_p)
         d_logits = self._library_gradient(ag.log_softmax_backward, d_log_p, log_p)  # [N, V]
         np.matmul(d_logits.T, hidden, out=self._gradients["logits"])
-        return -float(np.mean(log_p[chosen])), d_logits @ self._values["logits"]
+        return -float(np.mean(log_p[of_targets])), d_logits @ self._values["logits"]

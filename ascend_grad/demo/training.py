@@ -78,8 +78,8 @@ def random_batch(text: NDArray, count: int, sizes: Sizes, rng: np.random.Generat
 def measuring_blocks(text: NDArray, at_most: int, sizes: Sizes) -> tuple[NDArray, NDArray]:
     """Return blocks spread evenly over the text, none of which predicts a token that another one predicts."""
     count = (len(text) - sizes.window) // sizes.context
-    chosen = np.linspace(0, count - 1, min(count, at_most)).astype(np.intp)
-    return _blocks(text, chosen * sizes.context, sizes)
+    blocks = np.linspace(0, count - 1, min(count, at_most)).astype(np.intp)
+    return _blocks(text, blocks * sizes.context, sizes)
 
 
 def held_out_bits(model: LanguageModel, tokens: NDArray, following: NDArray, batch: int) -> float:

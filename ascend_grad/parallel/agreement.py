@@ -20,9 +20,9 @@ from .communicators import Collectives
 
 _T = TypeVar("_T")
 
-#: Bytes of a card, the facts that a rank sends to the others. One size for all ranks needs one operation only.
-CARD_BYTES = 1024
-#: Maximum length of the text of an exception on a card, in characters of JSON.
+#: Bytes of a status record, the facts that a rank sends to the others. One size for all ranks needs one operation only.
+RECORD_BYTES = 1024
+#: Maximum length of the text of an exception on a record, in characters of JSON.
 _TEXT_LENGTH = 700
 
 
@@ -56,29 +56,29 @@ class Attempt:
             finally:
                 self.error = None  # its traceback keeps this call's arrays alive
 
-    def tell(self, ranks: Collectives, facts: dict[str, Any] | None) -> list[dict[str, Any]]:
-        """Return the cards of all ranks, or raise an exception on all of them if one failed.
+    def exchange_records(self, ranks: Collectives, facts: dict[str, Any] | None) -> list[dict[str, Any]]:
+        """Return the records of all ranks, or raise an exception on all of them if one failed.
 
-        `facts` is this rank's card, replaced by the exception if this rank failed.
+        `facts` is this rank's record, replaced by the exception if this rank failed.
         """
-        card = facts if self.error is None else {"error": _text(self.error)}
-        written = bytearray(_packed(card))
+        record = facts if self.error is None else {"error": _text(self.error)}
+        packed = bytearray(_packed(record))
         try:
-            cards = ranks.allgather(np.frombuffer(written, np.uint8))
+            records = ranks.allgather(np.frombuffer(packed, np.uint8))
         except AscendGradError as error:  # the caller's communicator returned something else
             error.operator = self.operator
             raise
-        told = [_unpacked(row.tobytes()) for row in cards]
+        received = [_unpacked(row.tobytes()) for row in records]
         self.raise_kept()
-        for rank, each in enumerate(told):
+        for rank, each in enumerate(received):
             if "error" in each:
                 raise RankError(f"rank {rank} failed: {each['error']}", rank=rank, operator=self.operator)
-        return told
+        return received
 
     def settle(self, ranks: Collectives, failures: float) -> None:
         """Raise on every rank if `failures`, the sum of `failed` over the ranks, is not 0."""
         if failures:
-            self.tell(ranks, {})
+            self.exchange_records(ranks, {})
 
     def share(self, ranks: Collectives) -> None:
         """Raise on every rank if one of them failed."""
@@ -87,10 +87,10 @@ class Attempt:
         self.settle(ranks, failures[0])
 
 
-def _packed(card: dict[str, Any] | None) -> bytes:
-    """Return a card as CARD_BYTES bytes: its JSON text, compressed if it is too long, as with most of the options."""
-    text = json.dumps(card).encode()
-    return (text if len(text) <= CARD_BYTES else zlib.compress(text, 9)).ljust(CARD_BYTES)
+def _packed(record: dict[str, Any] | None) -> bytes:
+    """Return a record as RECORD_BYTES bytes: its JSON text, compressed if it is too long."""
+    text = json.dumps(record).encode()
+    return (text if len(text) <= RECORD_BYTES else zlib.compress(text, 9)).ljust(RECORD_BYTES)
 
 
 def _unpacked(packed: bytes) -> dict[str, Any]:

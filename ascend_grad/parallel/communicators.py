@@ -1,4 +1,4 @@
-"""Communication between ranks: the protocol for a caller's engine, and the collective operations of the losses."""
+"""Communication between ranks: the protocol for a caller's transport, and the collective operations of the losses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Operation = Literal["max", "sum"]
 class Communicator(Protocol):
     """A group of processes, as one of them sees it. All processes make the same calls in the same order.
 
-    Communicators of mpi4py and torch.distributed need not be wrapped; this protocol is for other engines. Arrays are
+    Communicators of mpi4py and torch.distributed need not be wrapped; this protocol is for other transports. Arrays are
     C-contiguous, of float32, float64 or uint8. Their dtype and shape are the same on every rank.
     """
 
@@ -62,7 +62,7 @@ class Communicator(Protocol):
 
 
 class Collectives:
-    """The collective operations of the losses, by the methods of a `Communicator`. Subclasses use an engine's own.
+    """The collective operations of the losses, by the methods of a `Communicator`. Subclasses use an transport's own.
 
     Attributes
     ----------

@@ -18,9 +18,9 @@ from ..operators.signatures import completed, with_options
 from .agreement import Attempt, check_agreement
 from .device_shard import make_shard
 from .device_sums import DeviceMatrixSum, device_matrix_sum
-from .engines import collectives
 from .shard import Shard, check_memory
 from .sums import MatrixSum, VectorSums
+from .transports import collectives
 from .vocabulary_parallel import LOSS_OPTIONS
 
 if TYPE_CHECKING:
@@ -163,10 +163,10 @@ def data_parallel_linear_cross_entropy(
     prepared = inner.run(prepare)
 
     def agree() -> dict[str, Any]:
-        cards = inner.tell(vocab_ranks, None if prepared is None else prepared.facts)
+        records = inner.exchange_records(vocab_ranks, None if prepared is None else prepared.facts)
         assert prepared is not None
         shard = prepared.shard
-        shard.place(cards)
+        shard.place(records)
         same = {
             "operator": _NAME,
             "memory of input_rows": shard.memory,
@@ -179,13 +179,13 @@ def data_parallel_linear_cross_entropy(
         }
         return {"same": same, "count": shard.count}
 
-    cards = attempt.tell(ranks, attempt.run(agree))
-    assert prepared is not None  # otherwise tell() has raised
+    records = attempt.exchange_records(ranks, attempt.run(agree))
+    assert prepared is not None  # otherwise exchange_records() has raised
     shard, _, weight_sum, sums, token_sums = prepared
 
     def agreed_count() -> int:
-        check_agreement([card["same"] for card in cards], _NAME)
-        return sum(card["count"] for card in cards)
+        check_agreement([record["same"] for record in records], _NAME)
+        return sum(record["count"] for record in records)
 
     count = inner.run(agreed_count)
     if count is None:  # every rank of comm knows, ranks of vocab_comm may not: solve() tells them and raises

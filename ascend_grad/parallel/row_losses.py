@@ -118,11 +118,11 @@ def write_outputs(vocabulary: int, statistics: RowStatistics, rows: RowArrays) -
 
 def upstream_of_rows(options: dict[str, Any], rows: RowArrays) -> tuple[NDArray, NDArray]:
     """Return coefficients of the gradient w (p - [v = t]) + g p of the logits of each row, which has one target."""
-    upstream, over, r = options["grad_loss"], options["denominators"][0], rows.token_weight
+    upstream, divisor, r = options["grad_loss"], options["denominators"][0], rows.token_weight
     with np.errstate(all="ignore"):
         of_target = np.zeros(len(r))
-        if over:
-            of_target = np.where((r != 0) & (upstream != 0), upstream / over * r * rows.target_weights[:, 0], 0)
+        if divisor:
+            of_target = np.where((r != 0) & (upstream != 0), upstream / divisor * r * rows.target_weights[:, 0], 0)
         of_target = of_target - _of_counted(options["grad_log_prob"], rows)
     return of_target, _of_counted(options["grad_lse"], rows)
 

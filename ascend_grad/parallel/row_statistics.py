@@ -34,7 +34,7 @@ def empty_part(rows: int, targets: int) -> PartStatistics:
 
 
 def comparable_maxima(part: PartStatistics) -> NDArray:
-    """Return this rank's maxima without NaN, which becomes -inf: engines disagree on max(NaN, number).
+    """Return this rank's maxima without NaN, which becomes -inf: transports disagree on max(NaN, number).
 
     The rest of such a row is NaN on this rank, and so it is on every rank after the sum.
     """

@@ -27,9 +27,9 @@ from ..operators.options import OUTPUT_GRADIENTS
 from ..operators.ranks import ARGUMENTS_OF_PARTS, OF_ENTRIES, OF_ROWS, SETTINGS, WITHOUT_ARGUMENT, given_over_ranks
 from ..operators.results import LinearCrossEntropyGradients, loss_result
 from .agreement import Attempt, check_agreement
+from .chunking import Capacity, common_chunks, find_capacity, vocab_blocks
 from .communicators import Collectives
 from .part_backend import DeviceBackend, HostBackend, is_on_device
-from .plan import Capacity, common_chunks, find_capacity, vocab_blocks
 from .ranges import vocab_range
 from .row_chunk import ChunkGradients, RowChunk
 from .row_losses import Problem, RowArrays
@@ -196,7 +196,7 @@ class Shard:
     # -- agreement between the ranks --
 
     def facts(self) -> dict[str, Any]:
-        """Return this rank's card for the others: facts that must be the same on all ranks, and its own facts."""
+        """Return this rank's record for the others: facts that must be the same on all ranks, and its own facts."""
         input, _, target = self._names
         same = {
             "operator": self._operator,
@@ -219,13 +219,13 @@ class Shard:
                 values["checksum of grad_loss"] = checksum(upstream)
         return {"vocab_size": self._vocab_size} | facts_of(values, compared)
 
-    def place(self, cards: list[dict[str, Any]]) -> None:
+    def place(self, records: list[dict[str, Any]]) -> None:
         """Find this rank's part of the vocabulary, or raise the same error on every rank."""
-        check_agreement([card["same"] for card in cards], self._operator)
-        self.start, self.vocab_size = placed(cards, self._ranks.rank, self._vocab_size, self._operator)
-        self._class_sum = sum(card["class_sum"] for card in cards)
+        check_agreement([record["same"] for record in records], self._operator)
+        self.start, self.vocab_size = placed(records, self._ranks.rank, self._vocab_size, self._operator)
+        self._class_sum = sum(record["class_sum"] for record in records)
         overlaps = self.input_sum is not None and self.input_sum.overlaps
-        capacities = [Capacity(*card["capacity"]) for card in cards]
+        capacities = [Capacity(*record["capacity"]) for record in records]
         self._chunks = common_chunks(len(self.target), capacities, overlaps) if len(self.target) else 0
 
     # -- the loss and the gradients --
@@ -446,17 +446,17 @@ class Shard:
             return np.asarray(total, self.accumulator)
 
 
-def placed(cards: list[dict[str, Any]], rank: int, vocab_size: int | None, operator: str) -> tuple[int, int]:
+def placed(records: list[dict[str, Any]], rank: int, vocab_size: int | None, operator: str) -> tuple[int, int]:
     """Return the id of the first vocabulary entry of a rank, and the number of all entries.
 
-    The cards have each rank's number of entries and its `vocab_start_index`. All ranks raise the same errors.
+    The records have each rank's number of entries and its `vocab_start_index`. All ranks raise the same errors.
     """
 
     def fail(argument: str, expected: str, got: str) -> None:
         raise ParamInvalidError(f"{argument}: expected {expected}, got {got}", operator=operator)
 
-    rows = [card["rows"] for card in cards]
-    starts = [card["start"] for card in cards]
+    rows = [record["rows"] for record in records]
+    starts = [record["start"] for record in records]
     if all(start is None for start in starts):
         starts = [sum(rows[:rank]) for rank in range(len(rows))]
     for each, start in enumerate(starts):

@@ -29,7 +29,7 @@ class VectorSums:
     dtype : dtype
         The vectors' dtype.
     deterministic : bool
-        Add in rank order, whatever the engine's order.
+        Add in rank order, whatever the transport's order.
     """
 
     def __init__(self, ranks: Collectives, size: int, dtype: DTypeLike, deterministic: bool):

@@ -19,10 +19,10 @@ from ..operators.results import LinearTopK
 from ..operators.signatures import completed, options_like, with_options
 from .agreement import Attempt, check_agreement
 from .communicators import Collectives
-from .engines import collectives
 from .part_backend import HostBackend
 from .row_statistics import NUMBERS, RowStatistics, empty_part, write_summands
 from .shard import check_memory, facts_of, index, placed
+from .transports import collectives
 from .vocabulary_parallel import WORDS
 
 if TYPE_CHECKING:
@@ -107,10 +107,10 @@ def linear_top_k(
         return part, part.facts()
 
     prepared = attempt.run(prepare)
-    cards = attempt.tell(ranks, None if prepared is None else prepared[1])
-    assert prepared is not None  # otherwise tell() has raised
+    records = attempt.exchange_records(ranks, None if prepared is None else prepared[1])
+    assert prepared is not None  # otherwise exchange_records() has raised
     part, _ = prepared
-    part.place(cards)
+    part.place(records)
     attempt.run(part.find_largest)
     gathered = ranks.allgather(part.largest, part.gathered)
     attempt.share(ranks)
@@ -146,7 +146,7 @@ class _Part:
         self.gathered = np.empty((ranks.size, *self.largest.shape))
 
     def facts(self) -> dict[str, Any]:
-        """Return this rank's card for the others."""
+        """Return this rank's record for the others."""
         input = self._a["input"]
         same = {
             "operator": _NAME,
@@ -158,10 +158,10 @@ class _Part:
         }
         return {"same": same, "rows": len(self._a["weight_shard"]), "start": self._start_index}
 
-    def place(self, cards: list[dict[str, Any]]) -> None:
+    def place(self, records: list[dict[str, Any]]) -> None:
         """Find this rank's part of the vocabulary, or raise the same error on every rank."""
-        check_agreement([card["same"] for card in cards], _NAME)
-        self._start, self._vocab_size = placed(cards, self._ranks.rank, self._size, _NAME)
+        check_agreement([record["same"] for record in records], _NAME)
+        self._start, self._vocab_size = placed(records, self._ranks.rank, self._size, _NAME)
         k, most = self._a["k"], min(MAX_TOP_K, self._vocab_size)
         if not most:
             raise ParamInvalidError("weight_shard: expected at least one row over all ranks, got none", operator=_NAME)

@@ -17,9 +17,9 @@ from ..operators.results import LinearCrossEntropyGradients, LossResult
 from ..operators.signatures import Words, completed, options_like, with_options
 from .agreement import Attempt
 from .device_shard import make_shard
-from .engines import collectives
 from .shard import Shard
 from .sums import Share
+from .transports import collectives
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -111,7 +111,7 @@ def linear_cross_entropy(
     bits before the parts are added in float32. A `grad_loss` with a number for each row has to be on the device, too.
     Calls with such arrays wait for the device, which takes the options that it takes without ranks.
 
-    If one rank raises an exception, every rank raises one. Exceptions of the engine itself (a rank died) are passed on.
+    If one rank raises an exception, every rank raises one. Exceptions of the transport (a rank died) are passed on.
 
     One call makes these collective operations:
 
@@ -243,10 +243,10 @@ def _solved(
         return shard, facts
 
     prepared = attempt.run(prepare)
-    cards = attempt.tell(ranks, None if prepared is None else prepared[1])
-    assert prepared is not None  # otherwise tell() has raised
+    records = attempt.exchange_records(ranks, None if prepared is None else prepared[1])
+    assert prepared is not None  # otherwise exchange_records() has raised
     shard, _ = prepared
-    shard.place(cards)
+    shard.place(records)
     return shard.in_library(shard.solve(attempt, shard.count), attempt, ranks)
 
 

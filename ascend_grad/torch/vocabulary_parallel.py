@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .. import parallel
 from ..errors import AscendGradError, BackendUnavailableError, rename
 from ..parallel.agreement import Attempt
-from ..parallel.engines import collectives
+from ..parallel.transports import collectives
 from . import operators
 
 _T = TypeVar("_T")
@@ -45,8 +45,8 @@ class VocabularyShard:
         attempt = Attempt(operator)
         found = attempt.run(check)
         if attempt.failed:
-            with _disable_current_modes():  # modes would trace the card that is sent, or drop its values
-                attempt.tell(collectives(self.group, "group", operator), None)
+            with _disable_current_modes():  # modes would trace the record that is sent, or drop its values
+                attempt.exchange_records(collectives(self.group, "group", operator), None)
         return cast(_T, found)
 
     def apply(self, function: type[Function], problem: operators.Loss) -> tuple[torch.Tensor, ...]:

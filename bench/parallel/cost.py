@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ascend_grad.parallel.agreement import CARD_BYTES
+from ascend_grad.parallel.agreement import RECORD_BYTES
 
 from ..case import WHOLE, Case
 
@@ -77,7 +77,7 @@ def step(case: Case, size: int, rate: float, network: Network) -> Step:
     rows, vocabulary, width = case.shape
     # A sum over the ranks makes the gradient that each of them has a part of.
     summed = (rows if case.mode == VOCABULARY else vocabulary) * width
-    communication = all_gather(network, size, CARD_BYTES) + all_reduce(network, size, NUMBER_BYTES * summed)
+    communication = all_gather(network, size, RECORD_BYTES) + all_reduce(network, size, NUMBER_BYTES * summed)
     if case.mode == VOCABULARY:
         communication += all_reduce(network, size, MAXIMUM_BYTES * rows) + all_reduce(network, size, SUMS_BYTES * rows)
     else:

@@ -18,7 +18,7 @@ import numpy as np
 import ascend_grad as ag
 from ascend_grad import parallel
 from ascend_grad.parallel.communicators import Collectives
-from ascend_grad.parallel.engines import collectives
+from ascend_grad.parallel.transports import collectives
 
 from ..case import Case, numpy_dtype
 from .cost import MEASURED, VOCABULARY

@@ -12,7 +12,7 @@ from ascend_grad.parallel.communicators import Collectives, Operation
 
 
 class TimedCollectives(Collectives):
-    """The operations of an engine, with the time that this rank spends in them, including waits for late ranks.
+    """The operations of an transport, with the time that this rank spends in them, including waits for late ranks.
 
     Attributes
     ----------
@@ -20,10 +20,10 @@ class TimedCollectives(Collectives):
         The time so far.
     """
 
-    def __init__(self, engine: Collectives):
-        self._engine = engine
-        self.rank, self.size = engine.rank, engine.size
-        self.takes_npu_tensors, self.required_device = engine.takes_npu_tensors, engine.required_device
+    def __init__(self, transport: Collectives):
+        self._transport = transport
+        self.rank, self.size = transport.rank, transport.size
+        self.takes_npu_tensors, self.required_device = transport.takes_npu_tensors, transport.required_device
         self.seconds = 0.0
 
     @contextmanager
@@ -34,15 +34,15 @@ class TimedCollectives(Collectives):
 
     def allreduce(self, array: NDArray, op: Operation) -> None:
         with self._timed():
-            self._engine.allreduce(array, op)
+            self._transport.allreduce(array, op)
 
     def allgather(self, array: NDArray, out: NDArray | None = None) -> NDArray:
         with self._timed():
-            return self._engine.allgather(array, out)
+            return self._transport.allgather(array, out)
 
     def start_allreduce(self, array: NDArray, op: Operation) -> Callable[[], object]:
         with self._timed():
-            wait = self._engine.start_allreduce(array, op)
+            wait = self._transport.start_allreduce(array, op)
 
         def timed_wait() -> None:
             with self._timed():
@@ -52,4 +52,4 @@ class TimedCollectives(Collectives):
 
     def exchange(self, matrix: NDArray, out: NDArray) -> None:
         with self._timed():
-            self._engine.exchange(matrix, out)
+            self._transport.exchange(matrix, out)

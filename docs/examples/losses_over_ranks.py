@@ -23,8 +23,8 @@ from ascend_grad.demo.tasks import Task, words_task
 from ascend_grad.demo.training import train
 from ascend_grad.parallel import linear_cross_entropy
 from ascend_grad.parallel.communicators import Collectives
-from ascend_grad.parallel.engines import collectives
 from ascend_grad.parallel.ranges import vocab_range
+from ascend_grad.parallel.transports import collectives
 
 DESCRIPTION = """\
 Train a language model of 30000 words on the source text of this Python's standard library, with the output layer and

@@ -105,7 +105,7 @@ cdef class Call:
     cdef list origins  # types of arrays before conversion; None: all arguments are exact NumPy arrays, or no arrays
     cdef ArrayType kind  # type of the results; None: NumPy
     cdef object first_given, second_given  # the caller's entries of `out` that were converted from another library
-    cdef bint ran_others  # whether code of an argument ran, which may have changed an argument that was checked before
+    cdef bint ran_foreign_code  # whether code of an argument ran, which may have changed an argument that was checked before
     cdef Py_ssize_t[SIZES] sizes  # BT, H, V, k of a linear operator; -1: not known yet
     cdef object by_name
     cdef cnp.ndarray array(self, int slot)

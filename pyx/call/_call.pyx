@@ -399,7 +399,7 @@ cdef class Call:
         """Convert an array of a type, or anything else if the type is None, to a NumPy array or to a backend's."""
         view = None
         if kind is None or not kind.is_plain:
-            self.ran_others = True
+            self.ran_foreign_code = True
         if kind is not None:
             view = kind.view_anywhere(value, name, self.operator.name)
         return arguments.converted_by_numpy(value, name, self.operator.name) if view is None else view
@@ -463,7 +463,7 @@ cdef object imported_out(Call call, str name, object out):
         call.fail(name, expected, f"one of {kind.library}", ParamTypeError)
     if kind is NUMPY:
         return out
-    call.ran_others = call.ran_others or not kind.is_plain
+    call.ran_foreign_code = call.ran_foreign_code or not kind.is_plain
     view = kind.view_anywhere(out, name, call.operator.name)
     if view is None:
         return out
@@ -564,7 +564,7 @@ cdef Call validate(Operator operator, list values, object out):
         first, second = entries_of(call, out)
     first_view = imported_out(call, "out[0]" if is_pair else "out", first)
     second_view = imported_out(call, "out[1]", second)
-    if call.ran_others:  # every value has its final form now, so no code of an argument runs this time
+    if call.ran_foreign_code:  # every value has its final form now, so no code of an argument runs this time
         run_checks(call)
         run_value_checks(call)
     if out is None:

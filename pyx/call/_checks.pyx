@@ -133,7 +133,7 @@ cdef class Number(Check):
         if value is None and self.is_optional:
             return 0
         if type(value) is not float:
-            call.ran_others = True
+            call.ran_foreign_code = True
             value = call.values[self.slots[0]] = arguments.real_number(
                 value, self.names[0], call.operator.name, expected
             )
@@ -171,7 +171,7 @@ cdef class DimInRange(Check):
         if rank == 0:
             rank = 1
         if type(dim) is not int:
-            call.ran_others = True
+            call.ran_foreign_code = True
             dim = call.values[self.slots[1]] = arguments.integer(dim, "dim", call.operator.name)
         axis = PyLong_AsLongLongAndOverflow(dim, &overflow)
         if overflow or not -rank <= axis < rank:
@@ -299,7 +299,7 @@ cdef object integer_between(Call call, int slot, object low, object high):
     name = call.operator.parameters[slot]
     index = call.values[slot]
     if type(index) is not int:
-        call.ran_others = True
+        call.ran_foreign_code = True
         index = call.values[slot] = arguments.integer(index, name, call.operator.name)
     if not low <= index <= high:
         call.fail(name, f"an int in [{low}, {high}]", arguments.shown(index))

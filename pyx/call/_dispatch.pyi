@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from ._call import Call, Operator
 
-chosen: ContextVar[Any]
+backend_choice: ContextVar[Any]
 logger: Logger
 
 class _Choice(NamedTuple):

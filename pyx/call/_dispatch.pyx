@@ -19,11 +19,11 @@ from .errors import BackendUnavailableError, MissingKernelError, ParamInvalidErr
 
 #: The choice of `use_backend` in this context: None, or an object whose ``value`` is the name of a backend or None. If
 #: either is None, the environment decides, or else the automatic choice.
-chosen = ContextVar("ascend_grad_backend", default=None)
+backend_choice = ContextVar("ascend_grad_backend", default=None)
 
 logger = logging.getLogger("ascend_grad")
 
-cdef object _chosen = chosen
+cdef object _backend_choice = backend_choice
 #: The backend, and the source of that choice, if neither the call nor the context names one.
 cdef tuple _otherwise = (
     ("auto", "automatic choice") if FROM_ENVIRONMENT is None else (FROM_ENVIRONMENT, "ASCEND_GRAD_BACKEND")
@@ -100,7 +100,7 @@ cpdef tuple requested(object backend, Operator operator=None):
     """Return the requested backend and the source of the request: the argument, `use_backend`, environment, default."""
     if backend is not None:
         return checked_backend(backend, None if operator is None else operator.name), "the backend argument"
-    choice = get_value(_chosen)
+    choice = get_value(_backend_choice)
     if choice is not None and choice.value is not None:
         return choice.value, "use_backend"
     return _otherwise

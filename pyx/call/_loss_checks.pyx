@@ -143,7 +143,7 @@ cdef class ValidOutputMask(Check):
             type(value) is tuple and len(value) == 2 and type(value[0]) is bool and type(value[1]) is bool
         ):
             return 0
-        call.ran_others = True
+        call.ran_foreign_code = True
         call.values[self.slots[0]] = arguments.pair_of_truth_values(value, "output_mask", call.operator.name)
         return 0
 

@@ -12,7 +12,7 @@ from thread_ranks import Group, on_ranks, returned
 
 import ascend_grad as ag
 from ascend_grad import parallel
-from ascend_grad.parallel import plan
+from ascend_grad.parallel import chunking
 
 SHAPE, CUTS = Shape(41, 50, 20), [0, 17, 17, 45, 50]
 
@@ -68,7 +68,7 @@ def test_options(option, backend):
 @pytest.mark.parametrize("share", [True, False, "scatter"])
 @pytest.mark.parametrize("chunk_rows", [512, 9])
 def test_shares_and_row_chunks(monkeypatch, share, chunk_rows):
-    monkeypatch.setattr(plan, "CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr(chunking, "CHUNK_ROWS", chunk_rows)
     a = arguments("all")
     right = ag.linear_cross_entropy_backward(**a)
     check(solve(a, reduce_input_grad=share), right, share, rtol=1e-11, atol=1e-12)

@@ -24,7 +24,7 @@ from thread_ranks import on_grid, on_ranks, returned
 import ascend_grad as ag
 from ascend_grad import parallel
 from ascend_grad.npu import asarray
-from ascend_grad.parallel import part_backend, plan
+from ascend_grad.parallel import chunking, part_backend
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -105,8 +105,8 @@ def test_arrays_of_the_host(device_engine, monkeypatch, dtype, chunk_rows):
 
     for name in ("part_statistics", "part_gradients"):
         monkeypatch.setattr(part_backend._linear_python, name, on_the_host)
-    monkeypatch.setattr(plan, "CHUNK_ROWS", chunk_rows)
-    monkeypatch.setattr(plan, "VOCAB_BLOCK_SHARE", 1 << 20)
+    monkeypatch.setattr(chunking, "CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr(chunking, "VOCAB_BLOCK_SHARE", 1 << 20)
     problem, cuts = whole((33, 50, 17), dtype), [0, 17, 17, 50]
     for backend in ("auto", "npu"):
         results = returned(

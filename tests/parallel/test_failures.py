@@ -16,7 +16,7 @@ from thread_ranks import LeftWaitingError, ThreadRank, on_grid, on_ranks
 
 import ascend_grad as ag
 from ascend_grad import parallel
-from ascend_grad.parallel import part_backend, plan, row_chunk, sums
+from ascend_grad.parallel import chunking, part_backend, row_chunk, sums
 from ascend_grad.parallel import shard as shard_module
 
 PROBLEM = whole((9, 20, 4), "float32")
@@ -230,7 +230,7 @@ def test_an_error_between_steps(monkeypatch, call, deterministic):
 @pytest.mark.parametrize("chunk", [1, 2, 3])
 def test_an_error_in_a_row_chunk(failing, monkeypatch, chunk):
     """An error in any row chunk raises on every rank, since the failed rank still takes part in the later sums."""
-    monkeypatch.setattr(plan, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(chunking, "CHUNK_ROWS", 3)
     failing("part_gradients", MemoryError(), chunk)
     results = vocabulary(1, num_threads=2)
     assert [type(each) for each in results] == [parallel.RankError, MemoryError, parallel.RankError]

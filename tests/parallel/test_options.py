@@ -19,9 +19,9 @@ import ascend_grad as ag
 from ascend_grad import parallel
 from ascend_grad.parallel import (
     agreement,
+    chunking,
     data_parallel,
     part_backend,
-    plan,
     row_chunk,
     row_losses,
     row_statistics,
@@ -94,8 +94,8 @@ def test_edges(option, shape):
 @pytest.mark.parametrize("workspace", [100, 4000, 10**6])
 def test_row_chunks_and_vocabulary_blocks(monkeypatch, option, workspace, dtype):
     monkeypatch.setattr(shard, "default_workspace_bytes", lambda *_: workspace)
-    monkeypatch.setattr(plan, "CHUNK_ROWS", 10)
-    monkeypatch.setattr(plan, "MIN_FEATURES_TO_CACHE_16_BITS", 0)
+    monkeypatch.setattr(chunking, "CHUNK_ROWS", 10)
+    monkeypatch.setattr(chunking, "MIN_FEATURES_TO_CACHE_16_BITS", 0)
     a = arguments(option, dtype, "none")
     for backend in ("cpu", "reference") if dtype == "float64" else ("cpu",):
         for each in whole_with_options(with_options(a, CUTS, backend=backend)):
@@ -104,7 +104,7 @@ def test_row_chunks_and_vocabulary_blocks(monkeypatch, option, workspace, dtype)
 
 def test_operations_of_row_chunks(monkeypatch):
     """The input gradient of a row chunk is communicated before the statistics of the next chunk are computed."""
-    monkeypatch.setattr(plan, "CHUNK_ROWS", 20)
+    monkeypatch.setattr(chunking, "CHUNK_ROWS", 20)
     of_chunk = [("max", (21,)), ("sum", (21, 5)), ("sum", (21 * 20,))]
     last = [("max", (20,)), ("sum", (20, 5)), ("sum", (20 * 20 + 1,))]
     assert operations("smoothing") == of_chunk + last
@@ -377,7 +377,7 @@ def test_the_same_bits(option, dtype):
 def test_most_options_fit_on_a_card():
     """Ranks tell each other their facts in messages of one size, which holds any options."""
     facts = {"same": {f"option {i}": repr(i / 7e-201) for i in range(45)}}
-    told = on_ranks(2, lambda comm: agreement.Attempt("f").tell(comm, facts))
+    told = on_ranks(2, lambda comm: agreement.Attempt("f").exchange_records(comm, facts))
     assert told == [[facts, facts]] * 2
 
 

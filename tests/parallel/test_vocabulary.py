@@ -15,7 +15,7 @@ from thread_ranks import Group, on_ranks, returned
 
 import ascend_grad as ag
 from ascend_grad import parallel
-from ascend_grad.parallel import part_backend, plan, shard
+from ascend_grad.parallel import chunking, part_backend, shard
 
 SHARES = (True, False, "scatter")
 
@@ -129,7 +129,7 @@ def nearly_certain(dtype, entries):
 def test_nearly_certain_targets(monkeypatch, dtype, cuts, are_cached, backend):
     """Losses and the gradient at the target keep a relative error of 1e-4, with logits cached or computed twice."""
     if are_cached:
-        monkeypatch.setattr(plan, "MIN_FEATURES_TO_CACHE_16_BITS", 0)
+        monkeypatch.setattr(chunking, "MIN_FEATURES_TO_CACHE_16_BITS", 0)
     else:
         small_workspace(monkeypatch, 1000, 7)
     logits, target, complement = nearly_certain(dtype, cuts[-1])
@@ -167,7 +167,7 @@ def test_any_problem(
 ):
     problem, cuts = drawn
     small_workspace(monkeypatch, workspace, chunk_rows)
-    monkeypatch.setattr(plan, "MIN_FEATURES_TO_CACHE_16_BITS", features)
+    monkeypatch.setattr(chunking, "MIN_FEATURES_TO_CACHE_16_BITS", features)
 
     def work(comm):
         indices = {"vocab_start_index": cuts[comm.rank], "vocab_size": cuts[-1]} if with_indices else {}
@@ -253,7 +253,7 @@ def test_operations():
 @pytest.mark.parametrize(("chunk_rows", "chunks"), [(10, [10] * 4), (14, [20, 20]), (9, [10] * 4), (21, [40])])
 def test_row_chunks(monkeypatch, chunk_rows, chunks):
     """The input gradient of a row chunk is communicated before the statistics of the next chunk are computed."""
-    monkeypatch.setattr(plan, "CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr(chunking, "CHUNK_ROWS", chunk_rows)
     expected = []
     for rows in chunks:
         expected += [("max", (rows,)), ("sum", (rows, 5)), ("sum", (3 * rows,))]
@@ -263,7 +263,7 @@ def test_row_chunks(monkeypatch, chunk_rows, chunks):
 
 def small_workspace(monkeypatch, size, chunk_rows):
     monkeypatch.setattr(shard, "default_workspace_bytes", lambda *_: size)
-    monkeypatch.setattr(plan, "CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr(chunking, "CHUNK_ROWS", chunk_rows)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_logits_are_kept_where_there_is_room(default_engine, monkeypatch, size, 
     small_workspace(monkeypatch, size, 10)
     problem, is_wide = whole((30, 150, 7), dtype), dtype in ("float32", "float64")
     for least, is_cached in ((7, True), (8, is_wide)):
-        monkeypatch.setattr(plan, "MIN_FEATURES_TO_CACHE_16_BITS", least)
+        monkeypatch.setattr(chunking, "MIN_FEATURES_TO_CACHE_16_BITS", least)
         kept.clear()
         check(default_engine, problem, [0, 100, 150], "scatter")
         assert kept == (expected if is_cached else {(100, 30, False), (50, 30, False)})

@@ -287,7 +287,7 @@ BREAKS = {
         "statistics.target_logits - np.inf, weights, results",
         ("tests/parallel/test_vocabulary.py -k nearly_certain",),
     ),
-    "ranks sum in the engine's order": Break(
+    "ranks sum in the transport's order": Break(
         "ascend_grad/parallel/sums.py",
         "if deterministic else None",
         "if False else None",
@@ -295,7 +295,7 @@ BREAKS = {
     ),
     "a mean of means over the ranks": Break(
         "ascend_grad/parallel/data_parallel.py",
-        'sum(card["count"] for card in cards)',
+        'sum(record["count"] for record in records)',
         "shard.count",
         ("tests/parallel/test_tokens.py -k mean",),
     ),

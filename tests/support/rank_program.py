@@ -22,7 +22,7 @@ from parallel_samples import even_cuts, tokens_rank, vocabulary_rank, whole
 from samples import DTYPES
 
 from ascend_grad import parallel
-from ascend_grad.parallel import part_backend, plan
+from ascend_grad.parallel import chunking, part_backend
 
 SHARES = (True, False, "scatter")
 
@@ -103,7 +103,7 @@ def vocabulary_cases(size: int) -> dict[str, tuple]:
     cases["all ignored"] = everywhere.replaced(target=np.full(9, -7)), even_cuts(12, size), {}
     cases["no target in some shards"] = everywhere.replaced(target=np.zeros(9, np.int64)), even_cuts(12, size), {}
     cases["no token"] = float32((0, 12, 5)), even_cuts(12, size), {"reduce_input_grad": "scatter"}
-    cases["row chunks"] = float32((4 * plan.CHUNK_ROWS, 40, 8)), even_cuts(40, size), {}
+    cases["row chunks"] = float32((4 * chunking.CHUNK_ROWS, 40, 8)), even_cuts(40, size), {}
     return cases
 
 

@@ -34,8 +34,8 @@ class SelectedRows:
     def put_mask(self, mask: Any, count: int) -> DeviceArray:
         if self._index is None:
             return self._queue.mask_bits(mask, count)
-        chosen = arrays.unpacked(self._queue.values(mask), count)[self._index]
-        return self._queue.put(np.packbits(chosen, bitorder="little"))
+        selected = arrays.unpacked(self._queue.values(mask), count)[self._index]
+        return self._queue.put(np.packbits(selected, bitorder="little"))
 
     def of(self, vector: NDArray) -> NDArray:
         return vector if self._index is None else vector[self._index]

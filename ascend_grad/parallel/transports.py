@@ -1,4 +1,4 @@
-"""Choice of the engine for communication, by the type of the caller's communicator. It is imported only then."""
+"""Choice of the transport, by the type of the caller's communicator. It is imported only then."""
 
 from __future__ import annotations
 
