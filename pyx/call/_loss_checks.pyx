@@ -17,7 +17,7 @@ from ascend_grad._linear_schedule cimport least_workspace_of_sizes
 
 from . import arguments
 from ._dtypes import FLOATING_DTYPES
-from .arrays import FLOATING_NAMES, AbstractDeviceArray, host_values
+from .arrays import AbstractDeviceArray, host_values
 from .errors import ParamNullptrError, ParamTypeError
 from .operators.options import OUTPUTS
 
@@ -249,7 +249,6 @@ cdef class Reduction(Check):
 # ---- checks of the options of losses ---------------------------------------------------------------------------------
 
 
-
 cdef class KnownOutputs(Check):
     """Check that ``outputs`` is a sequence of different names of outputs, and make it a tuple of them."""
 
@@ -420,7 +419,6 @@ cdef class PositiveValues(Check):
         return 0
 
 
-
 # ---- checks of targets -----------------------------------------------------------------------------------------------
 
 
@@ -476,7 +474,7 @@ cdef class TargetsInTheVocabulary(Check):
         if isinstance(given, AbstractDeviceArray) and (of_logits or not given.IS_READ):
             return 0  # no device computes losses of logits
         cdef cnp.ndarray target = call.array(self.slots[0])
-        cdef Py_ssize_t rows = -1, columns = 1
+        cdef Py_ssize_t columns = 1
         if of_logits:
             target = call.values[self.slots[0]] = np.array(target, target.dtype.newbyteorder("="), order="C")
         elif cnp.PyArray_NDIM(target) == 2:
