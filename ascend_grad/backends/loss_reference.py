@@ -13,6 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+def square_scale(options: Mapping[str, Any]) -> float:
+    """Return the factor of the squared lse."""
+    return options["lse_square_scale"]
+
+
 class Terms(NamedTuple):
     """Parameters of the loss of some rows."""
 
@@ -37,10 +42,6 @@ class Terms(NamedTuple):
         )
 
     @property
-    def square_scale(self) -> float:
-        return self.options["lse_square_scale"]
-
-    @property
     def smoothing(self) -> float:
         """Return the share of each class in the loss."""
         return self.options["label_smoothing"] / (self.options.get("vocab") or len(self.class_weight) or 1)
@@ -56,6 +57,11 @@ class Terms(NamedTuple):
             return share * self.weights
         weights = share * self.prob * self.class_weight[np.maximum(self.entries, 0)]
         return np.where(self.entries < 0, 0, weights)
+
+
+def _weighted(weight: NDArray, values: NDArray | float) -> NDArray:
+    """Return products, where a weight of 0 gives 0 whatever the value is."""
+    return np.where(weight == 0, 0, weight * values)
 
 
 class RowStatistics:
@@ -82,35 +88,35 @@ class RowStatistics:
         """Return the negative log-probabilities of entries, shape (rows, K)."""
         return self.log_sum[:, None] + np.take_along_axis(self.distance, np.maximum(entries, 0), axis=-1)
 
+    def deficits(self, class_weight: NDArray) -> NDArray:
+        """Return the sum of ``c_v (max - z_v)`` of each row, where a distance of 0 adds nothing whatever its weight is.
 
-def _weighted(weight: NDArray, values: NDArray | float) -> NDArray:
-    """Return products, where a weight of 0 gives 0 whatever the value is."""
-    return np.where(weight == 0, 0, weight * values)
-
-
-def deficit(row: RowStatistics, class_weight: NDArray) -> NDArray:
-    """Return the sum of ``c_v (max - z_v)`` of each row, where a distance of 0 adds nothing whatever its weight is.
-
-    An entry of -inf has an infinite distance even if all entries are -inf. They may be a part of the vocabulary alone.
-    """
-    distance = np.where(np.isneginf(row.max)[:, None], np.inf, row.distance)
-    return np.sum(np.where(distance == 0, 0, _weighted(class_weight, distance)), axis=-1)
+        An entry of -inf has an infinite distance even if all are -inf. They may be a part of the vocabulary alone.
+        """
+        distance = np.where(np.isneginf(self.max)[:, None], np.inf, self.distance)
+        return np.sum(np.where(distance == 0, 0, _weighted(class_weight, distance)), axis=-1)
 
 
 def smoothed_sum(log_sum: NDArray, class_sum: float, deficits: NDArray) -> NDArray:
-    """Return the sum of ``c_v (lse - z_v)`` of each row, from the results of `deficit`."""
+    """Return the sum of ``c_v (lse - z_v)`` of each row, from those of `RowStatistics.deficits`."""
     # A sum that has an infinite weight is infinite, even if log_sum has been rounded to 0.
     infinite = np.where(np.isfinite(deficits), class_sum, deficits)
     return np.where((log_sum == 0) & np.isinf(class_sum), infinite, class_sum * log_sum + deficits)
 
 
-def losses(row: RowStatistics, terms: Terms) -> tuple[NDArray, NDArray]:
-    """Return the cross-entropy and the term of the squared lse of each row, weighted, shape (rows,) each."""
+def losses(row: Any, terms: Terms) -> tuple[NDArray, NDArray]:
+    """Return the cross-entropy and the term of the squared lse of each row, weighted, shape (rows,) each.
+
+    `row` is a `RowStatistics`, or has its methods.
+    """
     loss = np.sum(_weighted(terms.target_weights(), row.negative_log_prob(terms.entries)), axis=-1)
     if terms.smoothing:
-        loss += terms.smoothing * smoothed_sum(row.log_sum, terms.class_sum, deficit(row, terms.class_weight))
-    square = terms.square_scale * row.lse**2 if terms.square_scale else np.zeros_like(loss)
-    return _weighted(terms.token_weight, loss), np.where(square == 0, 0, _weighted(terms.token_weight, square))
+        loss = loss + terms.smoothing * smoothed_sum(row.log_sum, terms.class_sum, row.deficits(terms.class_weight))
+    scale, loss = square_scale(terms.options), _weighted(terms.token_weight, loss)
+    if not scale:
+        return loss, np.zeros_like(loss)
+    square = scale * row.lse**2
+    return loss, np.where(square == 0, 0, _weighted(terms.token_weight, square))
 
 
 def gradient(
@@ -134,8 +140,8 @@ def gradient(
     weights = _weighted(scaled[:, None], terms.target_weights()) - np.reshape(grad_log_prob, (-1, 1))
     smoothing = scaled * terms.smoothing
     a = weights.sum(axis=-1) + _weighted(smoothing, terms.class_sum) + grad_lse
-    if terms.square_scale:
-        a = a + 2 * _weighted(grad_square, terms.token_weight) * terms.square_scale * row.lse
+    if square_scale(terms.options):
+        a = a + 2 * _weighted(grad_square, terms.token_weight) * square_scale(terms.options) * row.lse
     b = np.broadcast_to(-np.asarray(grad_entropy, np.float64), rows)
 
     one_hot = np.zeros((rows, vocabulary))

@@ -210,7 +210,7 @@ class _Loss(ABC):
         if self._a["target_prob"] is None:
             weights = np.where(tokens == 0, 0, tokens * terms.class_weight[terms.entries[:, 0]])
         sums = np.sum(weights), np.sum(tokens)
-        return sums if sums[0] and (sums[1] or not terms.square_scale) else (0.0, 0.0)
+        return sums if sums[0] and (sums[1] or not loss_reference.square_scale(terms.options)) else (0.0, 0.0)
 
     @abstractmethod
     def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -226,7 +226,7 @@ class _Loss(ABC):
         grad = np.where((terms.token_weight != 0) & (self._divisors[0] != 0), self._grad_loss[rows], 0)
         present = np.any([each != 0 for each in (grad, *upstream.values())], axis=0)
         of_loss, of_square = (np.where((grad == 0) | (each == 0), 0, grad / each) for each in self._divisors)
-        if upstream or terms.square_scale:
+        if upstream or loss_reference.square_scale(terms.options):
             gradient = loss_reference.gradient(row, terms, of_loss, of_square, **upstream)
         else:  # the upstream gradient is the last factor, so that an infinite one leaves no differences of infinities
             ones = np.ones(rows.size)
@@ -251,7 +251,7 @@ class _Loss(ABC):
             total: Any = loss + square
         else:
             means = [np.sum(each) / by if by else np.nan for each, by in zip((loss, square), self._divisors)]
-            total = means[0] + means[1] if self.terms.square_scale else means[0]
+            total = means[0] + means[1] if loss_reference.square_scale(self._a) else means[0]
         outputs = {"lse": lse, "log_prob": log_prob, "entropy": entropy, "predicted": predicted, "correct": correct}
         return {"loss": total, **outputs}
 
@@ -336,7 +336,7 @@ def part_statistics(input, weight, target, options):
         numbers, argmax, logits = np.zeros((4, len(input))), np.zeros(len(input), np.int64), np.zeros(entries.shape)
         for rows, z, _ in loss.chunks():
             row, here = loss_reference.RowStatistics(z), entries[rows]
-            numbers[:, rows] = row.max, row.rest, row.moment, loss_reference.deficit(row, loss.terms.class_weight)
+            numbers[:, rows] = row.max, row.rest, row.moment, row.deficits(loss.terms.class_weight)
             argmax[rows] = row.predicted
             logits[rows] = np.where(here < 0, 0, np.take_along_axis(z, np.maximum(here, 0), axis=-1))
     return numbers, argmax, logits

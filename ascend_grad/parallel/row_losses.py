@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..backends.loss_reference import Terms, losses
 from .row_statistics import RowStatistics, predicted
 
 
@@ -95,15 +96,11 @@ class RowArrays:
 
 def write_losses(options: dict[str, Any], statistics: RowStatistics, rows: RowArrays) -> None:
     """Write the cross-entropy and the term of the squared lse of each row."""
-    s, r = options["label_smoothing"], rows.token_weight
-    weights = (1 - s) * rows.target_weights
-    loss = np.where(weights == 0, 0, weights * statistics.negative_log_prob()).sum(axis=-1)
-    if s:
-        loss = loss + s / max(options["vocab"], 1) * statistics.smoothed_sum(options["class_sum"])
-    rows.losses[...] = np.where(r == 0, 0, r * loss)
-    if options["lse_square_scale"]:
-        square = options["lse_square_scale"] * statistics.lse**2
-        rows.squares[...] = np.where((r == 0) | (square == 0), 0, r * square)
+    entries = classes = rows.counted[:0]  # the statistics and the options tell of the whole vocabulary
+    terms = Terms(entries, rows.target_weights, classes, rows.token_weight, options, rows.target_weights)
+    rows.losses[...], square = losses(statistics, terms)
+    if len(rows.squares):
+        rows.squares[...] = square
 
 
 def write_outputs(vocabulary: int, statistics: RowStatistics, rows: RowArrays) -> None:

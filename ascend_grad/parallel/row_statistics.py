@@ -12,8 +12,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends.loss_reference import smoothed_sum
-
 
 class PartStatistics(NamedTuple):
     """Statistics of this rank's logits."""
@@ -120,13 +118,13 @@ class RowStatistics:
     def entropy(self) -> NDArray:
         return self.log_sum + self.numbers[2] / (1 + self.numbers[1])
 
-    def negative_log_prob(self) -> NDArray:
+    def negative_log_prob(self, entries: object = None) -> NDArray:
         """Return the negative log-probabilities of the targets, shape (BT, targets of a row)."""
         return self.log_sum[:, None] + (self.numbers[0][:, None] - self.target_logits)
 
-    def smoothed_sum(self, class_sum: float) -> NDArray:
-        """Return the sum of ``c_v (lse - z_v)`` of each row."""
-        return smoothed_sum(self.log_sum, class_sum, self.numbers[3])
+    def deficits(self, class_weight: object) -> NDArray:
+        """Return the sum of ``c_v (max - z_v)`` of each row."""
+        return self.numbers[3]
 
 
 def statistics_of_lse(lse: NDArray, entropy: NDArray | None, targets: int) -> RowStatistics:

@@ -22,6 +22,7 @@ from .._linear_python import default_workspace_bytes
 from .._loss_arguments import weight_sums
 from ..arguments import MAX_INDEX, integer, shown, thread_count
 from ..backends.ascend import limits
+from ..backends.loss_reference import square_scale
 from ..errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
 from ..operators.options import OUTPUT_GRADIENTS
 from ..operators.ranks import ARGUMENTS_OF_PARTS, OF_ENTRIES, OF_ROWS, SETTINGS, WITHOUT_ARGUMENT, given_over_ranks
@@ -140,7 +141,7 @@ class Shard:
             sums=np.zeros((of_statistics, NUMBERS + targets), dtype),
             first=np.zeros(rows if self._needs_predicted else 0),
             losses=np.zeros(rows),
-            squares=np.zeros(rows if self._a["lse_square_scale"] else 0),
+            squares=np.zeros(rows if square_scale(self._a) else 0),
             outputs={name: np.zeros(rows, np.int64 if name == "predicted" else self.accumulator) for name in outputs},
         )
         self._sums_of_ranks = VectorSums(self._ranks, self._rows.sums.size, dtype, in_order)
@@ -329,7 +330,7 @@ class Shard:
 
     def _prepare(self) -> None:
         """Describe the problem, and choose how the gradients of row chunks are added."""
-        if self._denominators[0] == 0 or (self._a["lse_square_scale"] and self._denominators[1] == 0):
+        if self._denominators[0] == 0 or (square_scale(self._a) and self._denominators[1] == 0):
             self._denominators[...] = 0  # the mean is NaN, and has no gradient
         needs_entropy = "entropy" in self._a["outputs"] or "grad_entropy" in self._vectors
         options = {
