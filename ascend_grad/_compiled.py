@@ -39,6 +39,7 @@ from . import (  # noqa: F401
     _linear_run,
     _linear_schedule,
     _linear_top_k,
+    _linear_views,
     _linear_vocab_streamed,
     _loss_arguments,
     _loss_checks,

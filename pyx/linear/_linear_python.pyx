@@ -39,7 +39,7 @@ from ascend_grad._linear_plan cimport (
     kernels_for,
     nbytes,
 )
-from ascend_grad._linear_problem cimport Problem, Rows, count_active_rows, matrix_of, number
+from ascend_grad._linear_problem cimport Problem, Rows, count_active_rows, matrix_of, number, set_matrices
 from ascend_grad._linear_results cimport (
     Probabilities,
     describe_targets,
@@ -78,12 +78,7 @@ cdef cnp.dtype _uint8 = np.dtype(np.uint8)
 
 cdef ag_matrix matrix(cnp.ndarray array):
     """Return an array as a matrix for the kernels; None has no data."""
-    cdef ag_matrix nothing
-    cdef View view
-    if array is None:
-        memset(&nothing, 0, sizeof(nothing))
-        return nothing
-    view = view_of(array)
+    cdef View view = view_of(array)
     return matrix_of(&view)
 
 
@@ -108,22 +103,12 @@ cdef Rows rows_of(
     return rows
 
 
-cdef Problem problem_of(cnp.ndarray input, cnp.ndarray weight):
-    """Return a problem of two matrices, without vectors and results."""
+cdef Problem layer_of(cnp.ndarray input, cnp.ndarray weight):
+    """Return the problem of two matrices, without vectors and results."""
+    cdef View x = view_of(input), w = view_of(weight)
     cdef Problem p
-    memset(&p, 0, sizeof(p))
-    p.dtype = <ag_dtype>dtype_of(input)
-    p.vocab, p.hidden = cnp.PyArray_DIM(weight, 0), cnp.PyArray_DIM(weight, 1)
-    p.input, p.weight = matrix(input), matrix(weight)
-    p.rows.total = p.rows.active = cnp.PyArray_DIM(input, 0)
+    set_matrices(&p, &x, &w)
     return p
-
-
-cdef int set_gradients(Problem *p, cnp.ndarray softmax, cnp.ndarray input_grad, cnp.ndarray weight_grad) except -1:
-    """Set the softmax and the results of a gradient. None: not given, or not requested."""
-    p.with_input_grad, p.with_weight_grad = input_grad is not None, weight_grad is not None
-    p.softmax, p.input_grad, p.weight_grad = matrix(softmax), matrix(input_grad), matrix(weight_grad)
-    return 0
 
 
 cdef int compute(const Problem *p, Py_ssize_t workspace_bytes, int num_threads, double *last_check) except -1:
@@ -149,8 +134,10 @@ cdef int refuse_workspace(Py_ssize_t workspace_bytes) except -1:
 cdef Problem gradient_problem(
     cnp.ndarray input, cnp.ndarray weight, cnp.ndarray softmax, cnp.ndarray input_grad, cnp.ndarray weight_grad
 ):
-    cdef Problem p = problem_of(input, weight)
-    set_gradients(&p, softmax, input_grad, weight_grad)
+    """Describe a gradient without its vectors. None: not given, or not requested."""
+    cdef Problem p = layer_of(input, weight)
+    p.with_input_grad, p.with_weight_grad = input_grad is not None, weight_grad is not None
+    p.softmax, p.input_grad, p.weight_grad = matrix(softmax), matrix(input_grad), matrix(weight_grad)
     return p
 
 
@@ -189,7 +176,7 @@ def statistics(
     int num_threads
 ):
     """Compute and return the six results of fused_linear_online_max_sum."""
-    cdef Problem p = problem_of(input, weight)
+    cdef Problem p = layer_of(input, weight)
     cdef cnp.npy_intp[2] shape = [p.rows.total, p.vocab]
     cdef bint is_double = p.dtype == AG_FLOAT64
     cdef cnp.dtype acc_dtype = _float64 if is_double else _float32
@@ -214,7 +201,7 @@ def statistics(
 
 def statistics_bound(cnp.ndarray input, cnp.ndarray weight, cnp.ndarray logits):
     """Return the most bytes that `statistics` allocates beyond its results. `logits` None: they are not returned."""
-    cdef Problem p = problem_of(input, weight)
+    cdef Problem p = layer_of(input, weight)
     cdef Schedule schedule
     p.with_statistics, p.logits = True, matrix(logits)
     prepare(&schedule, &p, 0)
@@ -227,7 +214,7 @@ cdef Problem top_k_problem(
     cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, object source, list held, bint with_values
 ):
     """Describe the problem without its results; `set_options` describes the last three arguments."""
-    cdef Problem p = problem_of(input, weight)
+    cdef Problem p = layer_of(input, weight)
     p.with_statistics, p.top_k = True, k
     p.temperatures = vector_of(source, "temperature", held, with_values)
     p.temperature, p.bias = one_number(source, "temperature"), vector_of(source, "bias", held, with_values)
@@ -569,7 +556,7 @@ def chosen_for_gradient(
 
 def chosen_for_statistics(cnp.ndarray input, cnp.ndarray weight, int num_threads):
     """Return the plan and the number of threads of `statistics`."""
-    cdef Problem p = problem_of(input, weight)
+    cdef Problem p = layer_of(input, weight)
     cdef Schedule schedule
     p.with_statistics = True
     prepare(&schedule, &p, 0)
@@ -603,7 +590,7 @@ def chosen_for_probabilities(cnp.ndarray logits, int num_threads):
 
 def default_workspace_bytes(cnp.ndarray input, cnp.ndarray weight, bint with_input_grad, bint with_weight_grad):
     """Return the default of `workspace_bytes` for the loss with these gradients."""
-    cdef Problem p = problem_of(input, weight)
+    cdef Problem p = layer_of(input, weight)
     p.with_input_grad, p.with_weight_grad = with_input_grad, with_weight_grad
     p.weight_grad = p.weight
     return default_workspace(&p)
