@@ -26,6 +26,7 @@ from . import (  # noqa: F401
     _dispatch,
     _dlpack,
     _dtypes,
+    _linear_candidates,
     _linear_features,
     _linear_loss,
     _linear_packed,

@@ -143,7 +143,7 @@ cdef object top_k(Call call, int threads):
     return results.deliver()
 
 
-# ---- memory, and what is chosen --------------------------------------------------------------------------------------
+# ---- memory, and plans -----------------------------------------------------------------------------------------------
 
 cdef list shapes_of_results(Call call):
     """Return an array for each result, whose elements must not be read: the caller's, or one without memory."""
@@ -187,25 +187,25 @@ cdef object linear_workspace_size(Call call):
     return size + _linear_python.loss_bound(call, results)
 
 
-cdef tuple chosen(Call call, int threads):
+cdef tuple plan_and_threads(Call call, int threads):
     """Return the name of the plan of a call, and its number of threads."""
     if call.operator.family == ROWWISE:
-        return _rowwise_python.chosen(call, threads)
+        return _rowwise_python.plan_and_threads(call, threads)
     if call.operator.family == LOSSES:
-        return _cross_entropy_python.chosen(call, threads)
+        return _cross_entropy_python.plan_and_threads(call, threads)
     if call.operator.kernels == STATISTICS:
-        return _linear_python.chosen_for_statistics(value(call, "input"), value(call, "weight"), threads)
+        return _linear_python.plan_for_statistics(value(call, "input"), value(call, "weight"), threads)
     if call.operator.kernels == LOSS_OF_STATISTICS:
-        return _linear_python.chosen_for_probabilities(value(call, "vocab_parallel_logits"), threads)
+        return _linear_python.plan_for_probabilities(value(call, "vocab_parallel_logits"), threads)
     results = shapes_of_results(call)
     if call.operator.kernels == TOP_K:
-        return _linear_python.chosen_for_top_k(call, threads)
+        return _linear_python.plan_for_top_k(call, threads)
     if call.operator.kernels == GRADIENT:
-        return _linear_python.chosen_for_gradient(
+        return _linear_python.plan_for_gradient(
             value(call, "input"), value(call, "weight"), value(call, "softmax"), results[0], results[1],
             value(call, "workspace_bytes") or 0, threads
         )
-    return _linear_python.chosen_for_loss(call, results, threads)
+    return _linear_python.plan_for_loss(call, results, threads)
 
 
 # ---- any operator ----------------------------------------------------------------------------------------------------
@@ -242,4 +242,4 @@ def workspace_size(Call call, int threads):
 
 cpdef tuple description(Call call, int threads):
     """Return how `run` would compute a validated call: variant, plan, and number of threads."""
-    return _cpu.variant(), *chosen(call, threads)
+    return _cpu.variant(), *plan_and_threads(call, threads)

@@ -16,6 +16,7 @@ from ascend_grad cimport _cpu, _memory, _threads
 from ascend_grad._call cimport LOSS, K, Call, native_vector
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport AG_FLOAT64, ag_dtype
+from ascend_grad._linear_candidates cimport choose_plans
 from ascend_grad._linear_kernels cimport ag_matrix
 from ascend_grad._linear_loss cimport (
     Loss,
@@ -33,7 +34,6 @@ from ascend_grad._linear_plan cimport (
     Plan,
     Plans,
     Work,
-    choose_plans,
     compensates_input_grad,
     compensates_weight_grad,
     kernels_for,
@@ -471,7 +471,7 @@ def losses(cnp.ndarray sum_exp not None, cnp.ndarray predicted not None, cnp.nda
         write_losses(_cpu.active(), is_double, sums, logits, rows, &out, &last_check)
 
 
-# ---- chosen plans -------------------------------------------------------------------------------------------------
+# ---- plans -----------------------------------------------------------------------------------------------------------
 
 class PlanDescription(NamedTuple):
     """One sweep of a plan, for tests. `Plan` in `_linear_plan` describes the fields."""
@@ -538,12 +538,12 @@ def least_workspace_bytes(
     )
 
 
-cdef tuple chosen_by(const Schedule *s, int num_threads):
+cdef tuple plan_and_threads(const Schedule *s, int num_threads):
     """Return the name of the chosen candidate and the number of threads."""
     return (<bytes>s.plans.name).decode() if s.plans.count else "nothing to compute", threads_of(s, num_threads)
 
 
-def chosen_for_gradient(
+def plan_for_gradient(
     cnp.ndarray input, cnp.ndarray weight, cnp.ndarray softmax, cnp.ndarray input_grad, cnp.ndarray weight_grad,
     Py_ssize_t workspace_bytes, int num_threads
 ):
@@ -551,38 +551,38 @@ def chosen_for_gradient(
     cdef Problem p = gradient_problem(input, weight, softmax, input_grad, weight_grad)
     cdef Schedule schedule
     prepare(&schedule, &p, workspace_bytes)
-    return chosen_by(&schedule, num_threads)
+    return plan_and_threads(&schedule, num_threads)
 
 
-def chosen_for_statistics(cnp.ndarray input, cnp.ndarray weight, int num_threads):
+def plan_for_statistics(cnp.ndarray input, cnp.ndarray weight, int num_threads):
     """Return the plan and the number of threads of `statistics`."""
     cdef Problem p = layer_of(input, weight)
     cdef Schedule schedule
     p.with_statistics = True
     prepare(&schedule, &p, 0)
-    return chosen_by(&schedule, num_threads)
+    return plan_and_threads(&schedule, num_threads)
 
 
-def chosen_for_top_k(Call call, int num_threads):
+def plan_for_top_k(Call call, int num_threads):
     """Return the plan and the number of threads of `top_k`."""
     cdef Problem p = top_k_of(call, [], False)
     cdef Schedule schedule
     prepare(&schedule, &p, workspace_of(call))
-    return chosen_by(&schedule, num_threads)
+    return plan_and_threads(&schedule, num_threads)
 
 
-def chosen_for_loss(Call call, list results, int num_threads):
+def plan_for_loss(Call call, list results, int num_threads):
     """Return the plan and the number of threads of `loss_and_gradients`, if all rows are active."""
     cdef Loss x = loss_of_call(call, results, [], False)
     cdef Schedule schedule
     cdef bint is_one_pass = False
     loss_schedule(&x, workspace_of(call), &schedule, &is_one_pass)
-    plan, threads = chosen_by(&schedule, num_threads)
+    plan, threads = plan_and_threads(&schedule, num_threads)
     is_plain = is_one_pass or schedule.is_empty or x.lse != NULL
     return plan if is_plain else f"statistics, then gradients: {plan}", threads
 
 
-def chosen_for_probabilities(cnp.ndarray logits, int num_threads):
+def plan_for_probabilities(cnp.ndarray logits, int num_threads):
     """Return the plan and the number of threads of `probabilities`."""
     cdef double elements = 0 if logits is None else <double>cnp.PyArray_SIZE(logits)
     return "row by row", _threads.expected_threads(elements, num_threads)

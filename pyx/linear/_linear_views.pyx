@@ -5,7 +5,6 @@ Nothing here takes the interpreter's lock.
 
 from libc.math cimport INFINITY
 from libc.stdint cimport int64_t, uint8_t
-from libc.string cimport memset
 
 from ascend_grad._linear_problem cimport Problem, acc_size_of, count_active_rows, matrix_of, set_matrices
 from ascend_grad._linear_results cimport describe_targets
