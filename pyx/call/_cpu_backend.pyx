@@ -8,7 +8,17 @@ import math
 cimport numpy as cnp
 
 from ascend_grad cimport _cross_entropy_python, _linear_python, _memory, _rowwise_python
-from ascend_grad._call cimport LOSS, LOSS_GRADIENT, LOSSES, ROWWISE, STATISTICS, TOP_K, Call, Result
+from ascend_grad._call cimport (
+    LOSS,
+    LOSS_GRADIENT,
+    LOSS_OF_STATISTICS,
+    LOSSES,
+    ROWWISE,
+    STATISTICS,
+    TOP_K,
+    Call,
+    Result,
+)
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._memory cimport SIZE_LIMIT
 from ascend_grad._overlap cimport may_overlap
@@ -121,6 +131,8 @@ cdef object linear_workspace_size(Call call):
     for out in (call.first_out, call.second_out):
         if out is not None and overlaps_an_input(call, <cnp.ndarray>out):
             size += out.nbytes
+    if call.operator.kernels == LOSS_OF_STATISTICS:
+        return size
     if call.operator.kernels == LOSS or call.operator.kernels == LOSS_GRADIENT or call.operator.kernels == TOP_K:
         # Options that are arrays follow the matrices and the target. They are copied as float64.
         size += sum([8 * each.size for each in call.values[3:] if cnp.PyArray_CheckExact(each)])
@@ -133,6 +145,8 @@ cdef tuple plan_and_threads(Call call, int threads):
         return _rowwise_python.plan_and_threads(call, threads)
     if call.operator.family == LOSSES:
         return _cross_entropy_python.plan_and_threads(call, threads)
+    if call.operator.kernels == STATISTICS or call.operator.kernels == LOSS_OF_STATISTICS:
+        return _linear_python.plan_and_threads(call, None, threads)  # their results may fit no memory
     return _linear_python.plan_and_threads(call, shapes_of_results(call), threads)
 
 

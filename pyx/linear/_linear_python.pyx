@@ -464,7 +464,7 @@ cdef Problem problem_of(Call call, list results, list held, bint with_values):
     if call.operator.kernels == TOP_K:
         return top_k_problem(input, weight, call.sizes[K], call, held, with_values)
     p = layer_of(input, weight)
-    p.with_statistics, p.logits = True, matrix(results[5])
+    p.with_statistics, p.logits = True, matrix(None if results is None else results[5])
     return p
 
 
@@ -483,12 +483,13 @@ cdef int compute(Call call, list results, int num_threads) except -1:
 
 
 cdef Py_ssize_t workspace_bound_of(Call call, list results) except -1:
-    """Return the most bytes that `compute` allocates for arrays of these shapes and layouts, but copies."""
+    """Return the most bytes that `compute` allocates for arrays of these shapes and layouts, but copies.
+
+    `loss_of_statistics` allocates nothing else.
+    """
     cdef Loss x
     cdef Problem p
     cdef Schedule schedule
-    if call.operator.kernels == LOSS_OF_STATISTICS:
-        return 0
     if call.operator.kernels == LOSS or call.operator.kernels == LOSS_GRADIENT:
         x = loss_of_call(call, results, [], False)
         return loss_workspace_bound(&x, workspace_of(call)) + ALIGNMENT
@@ -498,7 +499,10 @@ cdef Py_ssize_t workspace_bound_of(Call call, list results) except -1:
 
 
 cdef tuple plan_and_threads(Call call, list results, int num_threads):
-    """Return the plan and the number of threads of `compute`, if all rows are active."""
+    """Return the plan and the number of threads of `compute`, if all rows are active.
+
+    `results` may be None for statistics, and for their loss.
+    """
     cdef Loss x
     cdef Problem p
     cdef Schedule schedule
