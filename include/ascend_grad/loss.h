@@ -108,7 +108,7 @@ AG_INLINE double ag_scaled_weight(double weight, double class_scale, int is_doub
 
 /* Upstream gradients of a row. */
 typedef struct {
-    double square;                    /* of lse^2, with token weight, lse_square_scale and denominator */
+    double square;                    /* of lse^2, with its factor, token weight and denominator */
     double lse, log_prob, entropy;    /* of the outputs; `log_prob` is that of the only target */
 } ag_upstream;
 

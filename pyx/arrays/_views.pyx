@@ -1,6 +1,7 @@
 """Views: address, shape and strides of NumPy arrays and typed memoryviews, for code without Python."""
 
 from libc.stdint cimport UINTPTR_MAX, uintptr_t
+from libc.string cimport memset
 
 cimport numpy as cnp
 
@@ -13,7 +14,11 @@ cdef extern from "Python.h":
 
 
 cdef View view_of(cnp.ndarray array) noexcept:
+    """Return the view of an array; that of None has no data."""
     cdef View view
+    if array is None:
+        memset(&view, 0, sizeof(view))
+        return view
     view.data = cnp.PyArray_BYTES(array)
     view.ndim = cnp.PyArray_NDIM(array)
     view.shape = <const Py_ssize_t *>cnp.PyArray_DIMS(array)

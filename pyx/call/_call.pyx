@@ -56,7 +56,9 @@ cdef cnp.dtype accumulator_of(cnp.ndarray array):
 
 
 cdef cnp.ndarray native_vector(cnp.ndarray array):
-    """Return the array itself if it is contiguous, aligned and in native byte order, else a copy that is."""
+    """Return the array itself if it is contiguous, aligned and in native byte order, or None, else a copy that is."""
+    if array is None:
+        return None
     if cnp.PyArray_IS_C_CONTIGUOUS(array) and cnp.PyArray_ISALIGNED(array) and not cnp.PyArray_ISBYTESWAPPED(array):
         return array
     return np.require(array, array.dtype.newbyteorder("="), ["C", "A"])

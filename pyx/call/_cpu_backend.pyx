@@ -7,10 +7,8 @@ import math
 
 cimport numpy as cnp
 
-from ascend_grad cimport _cross_entropy_python, _memory, _rowwise_python
+from ascend_grad cimport _cross_entropy_python, _linear_python, _memory, _rowwise_python
 from ascend_grad._call cimport (
-    BT,
-    GRADIENT,
     LOSS,
     LOSS_GRADIENT,
     LOSS_OF_STATISTICS,
@@ -20,15 +18,14 @@ from ascend_grad._call cimport (
     TOP_K,
     Call,
     Result,
-    native_vector,
 )
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._memory cimport SIZE_LIMIT
 from ascend_grad._overlap cimport may_overlap
 
-from . import _cpu, _linear_python
+from . import _cpu
 from ._dtypes import FLOATING_DTYPES
-from .arrays import counted, without_memory
+from .arrays import without_memory
 
 cnp.import_array()
 
@@ -98,52 +95,16 @@ cdef class Results:
 
 # ---- linear operators ------------------------------------------------------------------------------------------------
 
-cdef object gradient(Call call, int threads):
-    cdef Results results = Results(call)
-    logits_max, sum_exp = value(call, "logits_max"), value(call, "sum_exp_logits")
-    _linear_python.gradient(
-        native_vector(value(call, "grad")), value(call, "input"), value(call, "weight"),
-        native_vector(counted(value(call, "target_mask"), call.sizes[BT])), native_vector(value(call, "masked_target")),
-        None if logits_max is None else native_vector(logits_max), None if sum_exp is None else native_vector(sum_exp),
-        value(call, "softmax"), results.arrays[0], results.arrays[1], value(call, "workspace_bytes") or 0,
-        value(call, "filter_eps"), threads
-    )
+cdef object linear(Call call, int threads):
+    cdef Results results
+    if call.operator.kernels == STATISTICS:
+        return _linear_python.statistics(call, threads)
+    results = Results(call)
+    _linear_python.compute(call, results.arrays, threads)
     return results.deliver()
 
 
-cdef object statistics(Call call, int threads):
-    return _linear_python.statistics(
-        value(call, "input"), value(call, "weight"), native_vector(value(call, "target")),
-        value(call, "vocab_start_index"), value(call, "vocab_end_index"), value(call, "return_logits"), threads
-    )
-
-
-cdef object loss_of_statistics(Call call, int threads):
-    cdef Results results = Results(call)
-    cdef cnp.ndarray loss = results.arrays[0], softmax = results.arrays[1]
-    cdef cnp.ndarray sum_exp = native_vector(value(call, "sum_exp_logits"))
-    cdef cnp.ndarray predicted = native_vector(value(call, "predicted_logits"))
-    if softmax is not None:
-        _linear_python.probabilities(
-            value(call, "vocab_parallel_logits"), native_vector(value(call, "logits_max")), sum_exp, softmax, threads
-        )
-    _linear_python.losses(sum_exp, predicted, loss)
-    return results.deliver()
-
-
-cdef object loss(Call call, int threads):
-    cdef Results results = Results(call)
-    _linear_python.loss_and_gradients(call, results.arrays, threads)
-    return results.deliver()
-
-
-cdef object top_k(Call call, int threads):
-    cdef Results results = Results(call)
-    _linear_python.top_k(call, *results.arrays, threads)
-    return results.deliver()
-
-
-# ---- memory, and what is chosen --------------------------------------------------------------------------------------
+# ---- memory, and plans -----------------------------------------------------------------------------------------------
 
 cdef list shapes_of_results(Call call):
     """Return an array for each result, whose elements must not be read: the caller's, or one without memory."""
@@ -170,53 +131,26 @@ cdef object linear_workspace_size(Call call):
     for out in (call.first_out, call.second_out):
         if out is not None and overlaps_an_input(call, <cnp.ndarray>out):
             size += out.nbytes
-    results = shapes_of_results(call)
     if call.operator.kernels == LOSS_OF_STATISTICS:
         return size
-    if call.operator.kernels == STATISTICS:
-        return size + _linear_python.statistics_bound(value(call, "input"), value(call, "weight"), results[5])
-    if call.operator.kernels == GRADIENT:
-        return size + _linear_python.gradient_bound(
-            value(call, "input"), value(call, "weight"), value(call, "softmax"), results[0], results[1],
-            value(call, "workspace_bytes") or 0
-        )
-    # Options that are arrays follow the matrices and the target. They are copied as float64.
-    size += sum([8 * each.size for each in call.values[3:] if cnp.PyArray_CheckExact(each)])
-    if call.operator.kernels == TOP_K:
-        return size + _linear_python.top_k_bound(call)
-    return size + _linear_python.loss_bound(call, results)
+    if call.operator.kernels == LOSS or call.operator.kernels == LOSS_GRADIENT or call.operator.kernels == TOP_K:
+        # Options that are arrays follow the matrices and the target. They are copied as float64.
+        size += sum([8 * each.size for each in call.values[3:] if cnp.PyArray_CheckExact(each)])
+    return size + _linear_python.workspace_bound_of(call, shapes_of_results(call))
 
 
-cdef tuple chosen(Call call, int threads):
+cdef tuple plan_and_threads(Call call, int threads):
     """Return the name of the plan of a call, and its number of threads."""
     if call.operator.family == ROWWISE:
-        return _rowwise_python.chosen(call, threads)
+        return _rowwise_python.plan_and_threads(call, threads)
     if call.operator.family == LOSSES:
-        return _cross_entropy_python.chosen(call, threads)
-    if call.operator.kernels == STATISTICS:
-        return _linear_python.chosen_for_statistics(value(call, "input"), value(call, "weight"), threads)
-    if call.operator.kernels == LOSS_OF_STATISTICS:
-        return _linear_python.chosen_for_probabilities(value(call, "vocab_parallel_logits"), threads)
-    results = shapes_of_results(call)
-    if call.operator.kernels == TOP_K:
-        return _linear_python.chosen_for_top_k(call, threads)
-    if call.operator.kernels == GRADIENT:
-        return _linear_python.chosen_for_gradient(
-            value(call, "input"), value(call, "weight"), value(call, "softmax"), results[0], results[1],
-            value(call, "workspace_bytes") or 0, threads
-        )
-    return _linear_python.chosen_for_loss(call, results, threads)
+        return _cross_entropy_python.plan_and_threads(call, threads)
+    if call.operator.kernels == STATISTICS or call.operator.kernels == LOSS_OF_STATISTICS:
+        return _linear_python.plan_and_threads(call, None, threads)  # their results may fit no memory
+    return _linear_python.plan_and_threads(call, shapes_of_results(call), threads)
 
 
 # ---- any operator ----------------------------------------------------------------------------------------------------
-
-ctypedef object (*linear_function)(Call call, int threads)
-
-cdef linear_function[6] _linear  # in the order of LinearKernels
-_linear[<int>GRADIENT], _linear[<int>STATISTICS] = gradient, statistics
-_linear[<int>LOSS_OF_STATISTICS], _linear[<int>LOSS], _linear[<int>LOSS_GRADIENT] = loss_of_statistics, loss, loss
-_linear[<int>TOP_K] = top_k
-
 
 cpdef object run(Call call, int threads):
     """Compute a validated call, and return its result, or a tuple of its results. `threads`: 0 for the default."""
@@ -224,7 +158,7 @@ cpdef object run(Call call, int threads):
         return _rowwise_python.compute(call, threads)
     if call.operator.family == LOSSES:
         return _cross_entropy_python.compute(call, threads)
-    return _linear[call.operator.kernels](call, threads)
+    return linear(call, threads)
 
 
 def workspace_size(Call call, int threads):
@@ -242,4 +176,4 @@ def workspace_size(Call call, int threads):
 
 cpdef tuple description(Call call, int threads):
     """Return how `run` would compute a validated call: variant, plan, and number of threads."""
-    return _cpu.variant(), *chosen(call, threads)
+    return _cpu.variant(), *plan_and_threads(call, threads)

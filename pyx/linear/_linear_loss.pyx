@@ -26,8 +26,6 @@ from ascend_grad._kernels cimport (
     ag_log_sum_exp,
     ag_negative_log_prob,
     ag_row_statistics,
-    ag_smoothed_sum,
-    ag_upstream,
 )
 from ascend_grad._linear_kernels cimport AG_ELSEWHERE, ag_loss_row, ag_loss_row_finish, ag_loss_targets
 from ascend_grad._linear_problem cimport (
@@ -61,12 +59,16 @@ from ascend_grad._loss_options cimport (
     grad_loss_of,
     has_output_grads,
     has_outputs,
+    has_square,
+    has_upstream,
     number_of,
     round_class_weights,
     set_denominators,
+    smoothing_term,
     target_at,
     temperature_of,
     token_weight_of,
+    upstream_of,
     write_number,
     write_outputs,
     write_reduced,
@@ -97,7 +99,7 @@ cdef void describe_loss(Loss *x) noexcept nogil:
     bound_transform(&x.p)
     x.p.transform.is_needed = x.bias != NULL or x.p.transform.scale != 1 or x.p.transform.softcap > 0 or is_scaled
     x.p.is_general = (
-        x.p.transform.is_needed or o.label_smoothing > 0 or o.lse_square_scale != 0 or o.class_weight != NULL
+        x.p.transform.is_needed or o.label_smoothing > 0 or has_square(o) or o.class_weight != NULL
         or o.target_prob != NULL or x.lse != NULL or x.is_part
     )
     x.p.with_moments = o.outputs.entropy != NULL or o.label_smoothing > 0 or x.with_more
@@ -231,22 +233,19 @@ cdef int set_rows(Loss *x, double *last_check) except -1 nogil:
 
 cdef double set_grad_of_row(Loss *x, Py_ssize_t i) noexcept nogil:
     """Set the upstream gradients of an active row, and return what `Rows.grad` holds of it."""
-    cdef double weight = token_weight_of(&x.o, i), arriving = grad_loss_of(&x.o, i), grad = 0
-    cdef ag_upstream *upstream
-    # A row of weight 0 has no gradient, whatever arrives. Neither has a row at which 0 arrives, whatever its weight.
-    cdef bint is_present = weight != 0 and arriving != 0
+    cdef double weight = token_weight_of(&x.o, i), grad_output = grad_loss_of(&x.o, i), grad = 0, square = 0
+    # A row of weight 0 has no gradient, whatever its upstream gradient is. Neither has a row whose upstream gradient is 0.
+    cdef bint is_present = weight != 0 and grad_output != 0
     if is_present and x.denominators[0] != 0:
-        grad = arriving / x.denominators[0]
+        grad = grad_output / x.denominators[0]
         if x.o.token_weight != NULL:
             grad *= weight
     if not x.p.is_general:
         return grad
-    x.p.loss_rows[i].grad_loss, upstream = grad, &x.p.loss_rows[i].upstream
-    if is_present and x.o.lse_square_scale != 0 and x.denominators[1] != 0:
-        upstream.square = arriving * weight * x.o.lse_square_scale / x.denominators[1]
-    upstream.lse, upstream.log_prob = number_of(x.o.grad_lse, i), number_of(x.o.grad_log_prob, i)
-    upstream.entropy = number_of(x.o.grad_entropy, i)
-    return grad != 0 or upstream.square != 0 or upstream.lse != 0 or upstream.log_prob != 0 or upstream.entropy != 0
+    if is_present and has_square(&x.o) and x.denominators[1] != 0:
+        square = grad_output * weight * x.o.lse_square_scale / x.denominators[1]
+    x.p.loss_rows[i].grad_loss, x.p.loss_rows[i].upstream = grad, upstream_of(&x.o, i, square)
+    return grad != 0 or has_upstream(&x.p.loss_rows[i].upstream)
 
 
 cdef int set_grad(Loss *x, double *last_check) except -1 nogil:
@@ -451,7 +450,7 @@ cdef double general_loss(const Loss *x, Py_ssize_t i, const ag_row_statistics *r
             loss += weight * ag_negative_log_prob(row, x.p.target_logits[k])
     if x.p.label_smoothing > 0:
         loss = (1 - x.p.label_smoothing) * loss
-        loss += x.p.label_smoothing / x.p.vocab * ag_smoothed_sum(ag_log_sum(row), x.p.class_sum, row.deficit)
+        loss += smoothing_term(&x.o, x.p.vocab, ag_log_sum(row), x.p.class_sum, row.deficit)
     return loss
 
 
@@ -494,7 +493,7 @@ cdef int sum_losses(Loss *x, Total *cross_entropy, Total *square, double *last_c
                 if x.p.is_general:
                     row = statistics_of_row(x, i)
                     loss = general_loss(x, i, &row)
-                    squared = x.o.lse_square_scale * ag_log_sum_exp(&row) ** 2 if x.o.lse_square_scale != 0 else 0
+                    squared = x.o.lse_square_scale * ag_log_sum_exp(&row) ** 2 if has_square(&x.o) else 0
                 else:
                     loss = loss_of_row(&x.p, i)
                 if x.o.token_weight != NULL:

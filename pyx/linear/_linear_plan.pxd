@@ -96,12 +96,23 @@ cdef inline Py_ssize_t elements(const ag_linear_kernels *kernels, Py_ssize_t n) 
     return align_up(ceil_div(n, kernels.pair), kernels.granule)
 
 
+cdef inline bint with_gradients(const Work *work) noexcept nogil:
+    return work.with_input_grad or work.with_weight_grad or work.with_bias_grad
+
+
 cdef const ag_linear_kernels *kernels_for(ag_dtype dtype) noexcept nogil
 cdef Work work_of(const Problem *p) noexcept nogil
-cdef Plans choose_plans(const ag_linear_kernels *kernels, const Work *work, Py_ssize_t workspace) noexcept nogil
-cdef Py_ssize_t least_workspace(const ag_linear_kernels *kernels, const Work *work) noexcept nogil
-cdef bint is_empty(const Work *work) noexcept nogil
-cdef bint follows_rows(const Plans *plans) noexcept nogil
+cdef Plan new_plan(
+    const ag_linear_kernels *kernels, const Work *work, Py_ssize_t workspace, bint chunks_outside
+) noexcept nogil
+cdef Py_ssize_t preferred_rows(const Plan *plan) noexcept nogil
+cdef Py_ssize_t preferred_vocab(const Plan *plan) noexcept nogil
+cdef bint cut(Plan *plan, Py_ssize_t rows, Py_ssize_t vocab) noexcept nogil
+cdef bint search(Plan *plan) noexcept nogil
+cdef void cache_blocks(Plan *plan) noexcept nogil
+cdef void cut_streamed(Plan *plan) noexcept nogil
+cdef void cut_features(Plan *plan) noexcept nogil
+cdef double cost(const Plan *plan) noexcept nogil
 cdef Py_ssize_t layout(const Plan *plan, char *base, Buffers *at) noexcept nogil
 cdef double flops(const Plan *plan) noexcept nogil
 cdef Py_ssize_t packed_rows(const Plan *plan, Py_ssize_t n) noexcept nogil

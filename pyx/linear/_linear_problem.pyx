@@ -23,14 +23,26 @@ from ascend_grad._views cimport View
 
 
 cdef ag_matrix matrix_of(const View *view) noexcept nogil:
-    """Return a view as a matrix for the kernels. A vector is a matrix of one row."""
+    """Return a view as a matrix for the kernels, without data if the view has none. A vector is a matrix of one row."""
     cdef ag_matrix result
     cdef int last = view.ndim - 1
+    if view.data == NULL:
+        memset(&result, 0, sizeof(result))
+        return result
     result.data, result.dtype, result.swapped = view.data, <ag_dtype>view.dtype, view.swapped
     result.row_stride = view.strides[0] if last else 0
     # A dimension of length 1 may have any stride.
     result.step = view.strides[last] if view.shape[last] > 1 else view.itemsize
     return result
+
+
+cdef void set_matrices(Problem *p, const View *input, const View *weight) noexcept nogil:
+    """Describe the problem of two matrices, without vectors and results."""
+    memset(p, 0, sizeof(Problem))
+    p.dtype = <ag_dtype>input.dtype
+    p.vocab, p.hidden = weight.shape[0], weight.shape[1]
+    p.input, p.weight = matrix_of(input), matrix_of(weight)
+    p.rows.total = p.rows.active = input.shape[0]
 
 
 cdef bint holds_sums(const ag_matrix *matrix, int acc_size) noexcept nogil:

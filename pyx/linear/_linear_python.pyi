@@ -2,8 +2,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._call import Call
-
 class PlanDescription(NamedTuple):
     name: str
     nbytes: int
@@ -20,42 +18,6 @@ class PlanDescription(NamedTuple):
     products: frozenset[str]
     compensated: frozenset[str]
 
-def gradient(
-    grad: np.ndarray,
-    input: np.ndarray,
-    weight: np.ndarray,
-    mask: np.ndarray,
-    target: np.ndarray,
-    logits_max: np.ndarray | None,
-    sum_exp: np.ndarray | None,
-    softmax: np.ndarray | None,
-    input_grad: np.ndarray | None,
-    weight_grad: np.ndarray | None,
-    workspace_bytes: int,
-    filter_eps: float,
-    num_threads: int,
-) -> None: ...
-def gradient_bound(
-    input: np.ndarray,
-    weight: np.ndarray,
-    softmax: np.ndarray | None,
-    input_grad: np.ndarray | None,
-    weight_grad: np.ndarray | None,
-    workspace_bytes: int,
-) -> int: ...
-def statistics(
-    input: np.ndarray,
-    weight: np.ndarray,
-    target: np.ndarray,
-    start: int,
-    end: int,
-    with_logits: bool,
-    num_threads: int,
-) -> tuple: ...
-def statistics_bound(input: np.ndarray, weight: np.ndarray, logits: np.ndarray | None) -> int: ...
-def top_k(call: Call, log_prob: np.ndarray, index: np.ndarray, num_threads: int) -> None: ...
-def top_k_bound(call: Call) -> int: ...
-def loss_and_gradients(call: Call, results: list[np.ndarray | None], num_threads: int) -> None: ...
 def part_top_k(
     input: np.ndarray,
     weight: np.ndarray,
@@ -89,11 +51,6 @@ def part_gradients(
     workspace_bytes: int,
     num_threads: int,
 ) -> None: ...
-def loss_bound(call: Call, results: list[np.ndarray | None]) -> int: ...
-def probabilities(
-    logits: np.ndarray, logits_max: np.ndarray, sum_exp: np.ndarray, out: np.ndarray, num_threads: int
-) -> None: ...
-def losses(sum_exp: np.ndarray, predicted: np.ndarray, loss: np.ndarray) -> None: ...
 def plans(
     input: np.ndarray,
     weight: np.ndarray,
@@ -121,16 +78,3 @@ def least_workspace_bytes(
     is_loss: bool = False,
     top_k: int = 0,
 ) -> int: ...
-def chosen_for_gradient(
-    input: np.ndarray,
-    weight: np.ndarray,
-    softmax: np.ndarray | None,
-    input_grad: np.ndarray | None,
-    weight_grad: np.ndarray | None,
-    workspace_bytes: int,
-    num_threads: int,
-) -> tuple[str, int]: ...
-def chosen_for_statistics(input: np.ndarray, weight: np.ndarray, num_threads: int) -> tuple[str, int]: ...
-def chosen_for_top_k(call: Call, num_threads: int) -> tuple[str, int]: ...
-def chosen_for_loss(call: Call, results: list[np.ndarray | None], num_threads: int) -> tuple[str, int]: ...
-def chosen_for_probabilities(logits: np.ndarray | None, num_threads: int) -> tuple[str, int]: ...

@@ -13,9 +13,20 @@ from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcpy, memset
 
 from ascend_grad cimport _cpu, _memory, _threads
-from ascend_grad._call cimport LOSS, K, Call, native_vector
+from ascend_grad._call cimport (
+    BT,
+    GRADIENT,
+    LOSS,
+    LOSS_GRADIENT,
+    LOSS_OF_STATISTICS,
+    TOP_K,
+    Call,
+    K,
+    native_vector,
+)
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport AG_FLOAT64, ag_dtype
+from ascend_grad._linear_candidates cimport choose_plans
 from ascend_grad._linear_kernels cimport ag_matrix
 from ascend_grad._linear_loss cimport (
     Loss,
@@ -33,13 +44,12 @@ from ascend_grad._linear_plan cimport (
     Plan,
     Plans,
     Work,
-    choose_plans,
     compensates_input_grad,
     compensates_weight_grad,
     kernels_for,
     nbytes,
 )
-from ascend_grad._linear_problem cimport Problem, Rows, count_active_rows, matrix_of, number
+from ascend_grad._linear_problem cimport Problem, Rows, count_active_rows, matrix_of, number, set_matrices
 from ascend_grad._linear_results cimport (
     Probabilities,
     describe_targets,
@@ -65,6 +75,7 @@ from ascend_grad._memory cimport ALIGNMENT, ceil_div
 from ascend_grad._views cimport View, view_of
 
 from ._dtypes import FLOATING_DTYPES
+from .arrays import counted
 
 cnp.import_array()
 
@@ -78,12 +89,7 @@ cdef cnp.dtype _uint8 = np.dtype(np.uint8)
 
 cdef ag_matrix matrix(cnp.ndarray array):
     """Return an array as a matrix for the kernels; None has no data."""
-    cdef ag_matrix nothing
-    cdef View view
-    if array is None:
-        memset(&nothing, 0, sizeof(nothing))
-        return nothing
-    view = view_of(array)
+    cdef View view = view_of(array)
     return matrix_of(&view)
 
 
@@ -108,25 +114,15 @@ cdef Rows rows_of(
     return rows
 
 
-cdef Problem problem_of(cnp.ndarray input, cnp.ndarray weight):
-    """Return a problem of two matrices, without vectors and results."""
+cdef Problem layer_of(cnp.ndarray input, cnp.ndarray weight):
+    """Return the problem of two matrices, without vectors and results."""
+    cdef View x = view_of(input), w = view_of(weight)
     cdef Problem p
-    memset(&p, 0, sizeof(p))
-    p.dtype = <ag_dtype>dtype_of(input)
-    p.vocab, p.hidden = cnp.PyArray_DIM(weight, 0), cnp.PyArray_DIM(weight, 1)
-    p.input, p.weight = matrix(input), matrix(weight)
-    p.rows.total = p.rows.active = cnp.PyArray_DIM(input, 0)
+    set_matrices(&p, &x, &w)
     return p
 
 
-cdef int set_gradients(Problem *p, cnp.ndarray softmax, cnp.ndarray input_grad, cnp.ndarray weight_grad) except -1:
-    """Set the softmax and the results of a gradient. None: not given, or not requested."""
-    p.with_input_grad, p.with_weight_grad = input_grad is not None, weight_grad is not None
-    p.softmax, p.input_grad, p.weight_grad = matrix(softmax), matrix(input_grad), matrix(weight_grad)
-    return 0
-
-
-cdef int compute(const Problem *p, Py_ssize_t workspace_bytes, int num_threads, double *last_check) except -1:
+cdef int solve(const Problem *p, Py_ssize_t workspace_bytes, int num_threads, double *last_check) except -1:
     """Solve a problem whose active rows were counted."""
     cdef Schedule schedule
     cdef cnp.ndarray memory
@@ -149,47 +145,34 @@ cdef int refuse_workspace(Py_ssize_t workspace_bytes) except -1:
 cdef Problem gradient_problem(
     cnp.ndarray input, cnp.ndarray weight, cnp.ndarray softmax, cnp.ndarray input_grad, cnp.ndarray weight_grad
 ):
-    cdef Problem p = problem_of(input, weight)
-    set_gradients(&p, softmax, input_grad, weight_grad)
+    """Describe a gradient without its vectors. None: not given, or not requested."""
+    cdef Problem p = layer_of(input, weight)
+    p.with_input_grad, p.with_weight_grad = input_grad is not None, weight_grad is not None
+    p.softmax, p.input_grad, p.weight_grad = matrix(softmax), matrix(input_grad), matrix(weight_grad)
     return p
 
 
-def gradient(
-    cnp.ndarray grad, cnp.ndarray input, cnp.ndarray weight, cnp.ndarray mask, cnp.ndarray target, cnp.ndarray logits_max,
-    cnp.ndarray sum_exp, cnp.ndarray softmax, cnp.ndarray input_grad, cnp.ndarray weight_grad, Py_ssize_t workspace_bytes,
-    double filter_eps, int num_threads
-):
-    """Compute both gradients (None: not requested) into arrays that overlap no input.
-
-    `workspace_bytes`: limit of the workspace, 0 for the default.
-    """
-    cdef Problem p = gradient_problem(input, weight, softmax, input_grad, weight_grad)
+cdef int gradient(Call call, list results, int num_threads) except -1:
+    """Compute the gradients that are requested."""
+    cdef Problem p = problem_of(call, results, [], True)
+    cdef cnp.ndarray grad = native_vector(option(call, "grad")), target = native_vector(option(call, "masked_target"))
+    cdef cnp.ndarray mask = native_vector(counted(option(call, "target_mask"), call.sizes[BT]))
+    cdef cnp.ndarray maximum = native_vector(option(call, "logits_max"))
+    cdef cnp.ndarray sum_exp = native_vector(option(call, "sum_exp_logits"))
     cdef double last_check = 0
-    p.rows, p.filter_eps = rows_of(target, 0, p.vocab, mask, grad, logits_max, sum_exp), filter_eps
+    p.rows, p.filter_eps = rows_of(target, 0, p.vocab, mask, grad, maximum, sum_exp), option(call, "filter_eps")
     with nogil:
         count_active_rows(&p.rows, cnp.PyArray_ITEMSIZE(grad), &last_check)
-    compute(&p, workspace_bytes, num_threads, &last_check)
-
-
-def gradient_bound(
-    cnp.ndarray input, cnp.ndarray weight, cnp.ndarray softmax, cnp.ndarray input_grad, cnp.ndarray weight_grad,
-    Py_ssize_t workspace_bytes
-):
-    """Return the most bytes that `gradient` allocates for arrays of these shapes and layouts."""
-    cdef Problem p = gradient_problem(input, weight, softmax, input_grad, weight_grad)
-    cdef Schedule schedule
-    prepare(&schedule, &p, workspace_bytes)
-    return workspace_bound(&schedule)
+    return solve(&p, workspace_of(call), num_threads, &last_check)
 
 
 # ---- statistics ------------------------------------------------------------------------------------------------------
 
-def statistics(
-    cnp.ndarray input, cnp.ndarray weight, cnp.ndarray target, int64_t start, int64_t end, bint with_logits,
-    int num_threads
-):
+cdef tuple statistics(Call call, int num_threads):
     """Compute and return the six results of fused_linear_online_max_sum."""
-    cdef Problem p = problem_of(input, weight)
+    cdef Problem p = layer_of(option(call, "input"), option(call, "weight"))
+    cdef cnp.ndarray target = native_vector(option(call, "target"))
+    cdef int64_t start = option(call, "vocab_start_index"), end = option(call, "vocab_end_index")
     cdef cnp.npy_intp[2] shape = [p.rows.total, p.vocab]
     cdef bint is_double = p.dtype == AG_FLOAT64
     cdef cnp.dtype acc_dtype = _float64 if is_double else _float32
@@ -197,28 +180,21 @@ def statistics(
     cdef cnp.ndarray predicted = _memory.empty(1, shape, acc_dtype)
     cdef cnp.ndarray mask = _memory.zeros(ceil_div(shape[0], 8), _uint8)
     cdef cnp.ndarray entries = _memory.empty(1, shape, _int64 if cnp.PyArray_ITEMSIZE(target) == 8 else _int32)
-    cdef cnp.ndarray logits = _memory.empty(2, shape, <cnp.dtype>_dtypes[<int>p.dtype]) if with_logits else None
+    cdef cnp.ndarray logits = None
     cdef void *bits = cnp.PyArray_DATA(mask)
     cdef void *rows_of_weight = cnp.PyArray_DATA(entries)
     cdef double last_check = 0
+    if option(call, "return_logits"):
+        logits = _memory.empty(2, shape, <cnp.dtype>_dtypes[<int>p.dtype])
     p.rows, p.with_statistics = rows_of(target, start, end - start), True
     p.logits_max, p.sum_exp = cnp.PyArray_DATA(logits_max), cnp.PyArray_DATA(sum_exp)
     p.predicted, p.logits = cnp.PyArray_DATA(predicted), matrix(logits)
-    compute(&p, 0, num_threads, &last_check)
+    solve(&p, 0, num_threads, &last_check)
     with nogil:
         describe_targets(
             &p.rows, is_double, p.logits_max, p.predicted, bits, True, rows_of_weight, &last_check
         )
     return logits_max, sum_exp, predicted, mask, entries, logits
-
-
-def statistics_bound(cnp.ndarray input, cnp.ndarray weight, cnp.ndarray logits):
-    """Return the most bytes that `statistics` allocates beyond its results. `logits` None: they are not returned."""
-    cdef Problem p = problem_of(input, weight)
-    cdef Schedule schedule
-    p.with_statistics, p.logits = True, matrix(logits)
-    prepare(&schedule, &p, 0)
-    return workspace_bound(&schedule)
 
 
 # ---- largest logits --------------------------------------------------------------------------------------------------
@@ -227,18 +203,13 @@ cdef Problem top_k_problem(
     cnp.ndarray input, cnp.ndarray weight, Py_ssize_t k, object source, list held, bint with_values
 ):
     """Describe the problem without its results; `set_options` describes the last three arguments."""
-    cdef Problem p = problem_of(input, weight)
+    cdef Problem p = layer_of(input, weight)
     p.with_statistics, p.top_k = True, k
     p.temperatures = vector_of(source, "temperature", held, with_values)
     p.temperature, p.bias = one_number(source, "temperature"), vector_of(source, "bias", held, with_values)
     set_transform(&p, source)
     describe_top_k(&p)
     return p
-
-
-cdef Problem top_k_of(Call call, list held, bint with_values):
-    """Describe the problem of a validated call."""
-    return top_k_problem(option(call, "input"), option(call, "weight"), call.sizes[K], call, held, with_values)
 
 
 cdef int set_transform(Problem *p, object source) except -1:
@@ -251,13 +222,13 @@ cdef Py_ssize_t workspace_of(Call call) except -1:
     return option(call, "workspace_bytes") or 0
 
 
-def top_k(Call call, cnp.ndarray log_prob not None, cnp.ndarray index not None, int num_threads):
-    """Compute the k largest log-probabilities of each row and their indices into new arrays (BT, k)."""
+cdef int top_k(Call call, list results, int num_threads) except -1:
+    """Compute the k largest log-probabilities of each row and their indices."""
     cdef list held = []
-    cdef Problem p = top_k_of(call, held, True)
+    cdef Problem p = problem_of(call, results, held, True)
     cdef double last_check = 0
-    p.top_values, p.top_indices = cnp.PyArray_DATA(log_prob), <int64_t *>cnp.PyArray_DATA(index)
-    compute(&p, workspace_of(call), num_threads, &last_check)
+    p.top_values, p.top_indices = cnp.PyArray_DATA(results[0]), <int64_t *>cnp.PyArray_DATA(results[1])
+    return solve(&p, workspace_of(call), num_threads, &last_check)
 
 
 def part_top_k(
@@ -274,15 +245,7 @@ def part_top_k(
     cdef double last_check = 0
     p.top_values, p.top_indices = cnp.PyArray_DATA(logits), <int64_t *>cnp.PyArray_DATA(index)
     p.top_rest = <double *>cnp.PyArray_DATA(rest)
-    compute(&p, workspace_bytes, num_threads, &last_check)
-
-
-def top_k_bound(Call call):
-    """Return the most bytes that `top_k` allocates."""
-    cdef Problem p = top_k_of(call, [], False)
-    cdef Schedule schedule
-    prepare(&schedule, &p, workspace_of(call))
-    return workspace_bound(&schedule)
+    solve(&p, workspace_bytes, num_threads, &last_check)
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------
@@ -350,16 +313,16 @@ cdef int write_bias_grad(const Loss *x, cnp.ndarray bias_grad) except -1:
     return 0
 
 
-def loss_and_gradients(Call call, list results, int num_threads):
-    """Compute the loss of a validated call and its gradients, or the gradients alone, into new arrays.
+cdef int loss_and_gradients(Call call, list results, int num_threads) except -1:
+    """Compute the loss of a validated call and its gradients, or the gradients alone.
 
     Logits are cached between the passes, in the workspace and in the memory of ``weight_grad`` (6 BT V H flops). Logits that
-    find no space there are computed twice (8 BT V H). `results` has an array, or None, for each result.
+    find no space there are computed twice (8 BT V H).
     """
     cdef list held = []
     cdef Loss x = loss_of_call(call, results, held, True)
     _vectors = solve_loss(&x, workspace_of(call), num_threads)
-    write_bias_grad(&x, results[3 if call.operator.kernels == LOSS else 2])
+    return write_bias_grad(&x, results[3 if call.operator.kernels == LOSS else 2])
 
 
 cdef Loss part_of(
@@ -452,15 +415,9 @@ def part_gradients(
     write_bias_grad(&x, results["bias_grad"])
 
 
-def loss_bound(Call call, list results):
-    """Return the most bytes that `loss_and_gradients` allocates for arrays of these shapes and layouts."""
-    cdef Loss x = loss_of_call(call, results, [], False)
-    return loss_workspace_bound(&x, workspace_of(call)) + ALIGNMENT
-
-
-def probabilities(
+cdef int probabilities(
     cnp.ndarray logits, cnp.ndarray logits_max, cnp.ndarray sum_exp, cnp.ndarray out, int num_threads
-):
+) except -1:
     """Compute ``exp(logits - logits_max) / sum_exp`` of every row into `out`, which overlaps no input."""
     cdef Probabilities p
     cdef double last_check = 0
@@ -470,21 +427,102 @@ def probabilities(
     p.max, p.sum, p.is_double = data_of(logits_max), data_of(sum_exp), dtype_of(logits_max) == AG_FLOAT64
     with nogil:
         write_probabilities(&p, num_threads, &last_check)
+    return 0
 
 
-def losses(cnp.ndarray sum_exp not None, cnp.ndarray predicted not None, cnp.ndarray loss not None):
-    """Compute ``log(sum_exp) - predicted`` into `loss`, a vector of any floating dtype and layout."""
+cdef int loss_of_statistics(Call call, list results, int num_threads) except -1:
+    """Compute ``log(sum_exp) - predicted``, and the probabilities if they are requested."""
+    cdef cnp.ndarray loss = results[0], sum_exp = native_vector(option(call, "sum_exp_logits"))
+    cdef cnp.ndarray predicted = native_vector(option(call, "predicted_logits"))
     cdef ag_matrix out = matrix(loss)
     cdef const void *sums = data_of(sum_exp)
     cdef const void *logits = data_of(predicted)
     cdef bint is_double = dtype_of(sum_exp) == AG_FLOAT64
     cdef Py_ssize_t rows = cnp.PyArray_DIM(loss, 0)
     cdef double last_check = 0
+    if results[1] is not None:
+        probabilities(
+            option(call, "vocab_parallel_logits"), native_vector(option(call, "logits_max")), sum_exp, results[1],
+            num_threads
+        )
     with nogil:
         write_losses(_cpu.active(), is_double, sums, logits, rows, &out, &last_check)
+    return 0
 
 
-# ---- chosen plans -------------------------------------------------------------------------------------------------
+# ---- any operator ----------------------------------------------------------------------------------------------------
+
+cdef Problem problem_of(Call call, list results, list held, bint with_values):
+    """Describe a call of an operator without a loss, but for its vectors, by the arguments of `compute`.
+
+    `set_options` describes `with_values`, and the arrays that hold the options are added to `held`.
+    """
+    cdef Problem p
+    cdef cnp.ndarray input = option(call, "input"), weight = option(call, "weight")
+    if call.operator.kernels == GRADIENT:
+        return gradient_problem(input, weight, option(call, "softmax"), results[0], results[1])
+    if call.operator.kernels == TOP_K:
+        return top_k_problem(input, weight, call.sizes[K], call, held, with_values)
+    p = layer_of(input, weight)
+    p.with_statistics, p.logits = True, matrix(None if results is None else results[5])
+    return p
+
+
+cdef int compute(Call call, list results, int num_threads) except -1:
+    """Compute a validated call into arrays that overlap no input; `statistics` allocates its own.
+
+    `results` has an array, or None, for each result.
+    """
+    if call.operator.kernels == GRADIENT:
+        return gradient(call, results, num_threads)
+    if call.operator.kernels == TOP_K:
+        return top_k(call, results, num_threads)
+    if call.operator.kernels == LOSS_OF_STATISTICS:
+        return loss_of_statistics(call, results, num_threads)
+    return loss_and_gradients(call, results, num_threads)
+
+
+cdef Py_ssize_t workspace_bound_of(Call call, list results) except -1:
+    """Return the most bytes that `compute` allocates for arrays of these shapes and layouts, but copies.
+
+    `loss_of_statistics` allocates nothing else.
+    """
+    cdef Loss x
+    cdef Problem p
+    cdef Schedule schedule
+    if call.operator.kernels == LOSS or call.operator.kernels == LOSS_GRADIENT:
+        x = loss_of_call(call, results, [], False)
+        return loss_workspace_bound(&x, workspace_of(call)) + ALIGNMENT
+    p = problem_of(call, results, [], False)
+    prepare(&schedule, &p, workspace_of(call))
+    return workspace_bound(&schedule)
+
+
+cdef tuple plan_and_threads(Call call, list results, int num_threads):
+    """Return the plan and the number of threads of `compute`, if all rows are active.
+
+    `results` may be None for statistics, and for their loss.
+    """
+    cdef Loss x
+    cdef Problem p
+    cdef Schedule schedule
+    cdef bint is_one_pass = True
+    cdef str plan
+    if call.operator.kernels == LOSS_OF_STATISTICS:
+        logits = option(call, "vocab_parallel_logits")
+        return "row by row", _threads.expected_threads(0 if logits is None else logits.size, num_threads)
+    if call.operator.kernels == LOSS or call.operator.kernels == LOSS_GRADIENT:
+        x = loss_of_call(call, results, [], False)
+        loss_schedule(&x, workspace_of(call), &schedule, &is_one_pass)
+        is_one_pass = is_one_pass or schedule.is_empty or x.lse != NULL
+    else:
+        p = problem_of(call, results, [], False)
+        prepare(&schedule, &p, workspace_of(call))
+    plan = (<bytes>schedule.plans.name).decode() if schedule.plans.count else "nothing to compute"
+    return plan if is_one_pass else f"statistics, then gradients: {plan}", threads_of(&schedule, num_threads)
+
+
+# ---- plans -----------------------------------------------------------------------------------------------------------
 
 class PlanDescription(NamedTuple):
     """One sweep of a plan, for tests. `Plan` in `_linear_plan` describes the fields."""
@@ -551,59 +589,9 @@ def least_workspace_bytes(
     )
 
 
-cdef tuple chosen_by(const Schedule *s, int num_threads):
-    """Return the name of the chosen candidate and the number of threads."""
-    return (<bytes>s.plans.name).decode() if s.plans.count else "nothing to compute", threads_of(s, num_threads)
-
-
-def chosen_for_gradient(
-    cnp.ndarray input, cnp.ndarray weight, cnp.ndarray softmax, cnp.ndarray input_grad, cnp.ndarray weight_grad,
-    Py_ssize_t workspace_bytes, int num_threads
-):
-    """Return the plan and the number of threads of `gradient`, if all rows are active."""
-    cdef Problem p = gradient_problem(input, weight, softmax, input_grad, weight_grad)
-    cdef Schedule schedule
-    prepare(&schedule, &p, workspace_bytes)
-    return chosen_by(&schedule, num_threads)
-
-
-def chosen_for_statistics(cnp.ndarray input, cnp.ndarray weight, int num_threads):
-    """Return the plan and the number of threads of `statistics`."""
-    cdef Problem p = problem_of(input, weight)
-    cdef Schedule schedule
-    p.with_statistics = True
-    prepare(&schedule, &p, 0)
-    return chosen_by(&schedule, num_threads)
-
-
-def chosen_for_top_k(Call call, int num_threads):
-    """Return the plan and the number of threads of `top_k`."""
-    cdef Problem p = top_k_of(call, [], False)
-    cdef Schedule schedule
-    prepare(&schedule, &p, workspace_of(call))
-    return chosen_by(&schedule, num_threads)
-
-
-def chosen_for_loss(Call call, list results, int num_threads):
-    """Return the plan and the number of threads of `loss_and_gradients`, if all rows are active."""
-    cdef Loss x = loss_of_call(call, results, [], False)
-    cdef Schedule schedule
-    cdef bint is_one_pass = False
-    loss_schedule(&x, workspace_of(call), &schedule, &is_one_pass)
-    plan, threads = chosen_by(&schedule, num_threads)
-    is_plain = is_one_pass or schedule.is_empty or x.lse != NULL
-    return plan if is_plain else f"statistics, then gradients: {plan}", threads
-
-
-def chosen_for_probabilities(cnp.ndarray logits, int num_threads):
-    """Return the plan and the number of threads of `probabilities`."""
-    cdef double elements = 0 if logits is None else <double>cnp.PyArray_SIZE(logits)
-    return "row by row", _threads.expected_threads(elements, num_threads)
-
-
 def default_workspace_bytes(cnp.ndarray input, cnp.ndarray weight, bint with_input_grad, bint with_weight_grad):
     """Return the default of `workspace_bytes` for the loss with these gradients."""
-    cdef Problem p = problem_of(input, weight)
+    cdef Problem p = layer_of(input, weight)
     p.with_input_grad, p.with_weight_grad = with_input_grad, with_weight_grad
     p.weight_grad = p.weight
     return default_workspace(&p)

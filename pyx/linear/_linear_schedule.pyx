@@ -1,6 +1,6 @@
 """Schedules of linear problems, without Python: plans, workspace, and the sweeps of the plans.
 
-1. `choose_plans` (in `_linear_plan`) chooses one sweep, or one for each gradient.
+1. `choose_plans` (in `_linear_candidates`) chooses one sweep, or one for each gradient.
 2. Each sweep has a file of its own, which runs phases of tasks on the team of the call. Tasks and the order of all sums
    depend on the problem and the plan alone, so results are the same bits for any number of threads.
 3. Rows whose gradient is zero, or whose target is ignored, are not active. Chunks hold the active rows alone.
@@ -13,6 +13,7 @@ from libc.string cimport memset
 
 from ascend_grad cimport _cpu, _tasks, _threads
 from ascend_grad._kernels cimport ag_dtype, ag_itemsize
+from ascend_grad._linear_candidates cimport choose_plans, follows_rows, is_empty, least_workspace
 from ascend_grad._linear_features cimport run_features
 from ascend_grad._linear_kernels cimport ag_loss_row
 from ascend_grad._linear_packed cimport run_packed
@@ -22,13 +23,9 @@ from ascend_grad._linear_plan cimport (
     VOCAB_STREAMED,
     Buffers,
     Work,
-    choose_plans,
     flops,
-    follows_rows,
-    is_empty,
     kernels_for,
     layout,
-    least_workspace,
     work_of,
 )
 from ascend_grad._linear_problem cimport (

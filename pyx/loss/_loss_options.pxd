@@ -1,5 +1,7 @@
 from libc.stdint cimport int32_t, int64_t
 
+from ascend_grad._kernels cimport ag_smoothed_sum, ag_upstream
+
 
 cdef enum Reduction:
     REDUCTION_MEAN
@@ -85,6 +87,30 @@ cdef inline double grad_loss_of(const LossOptions *o, Py_ssize_t row) noexcept n
 cdef inline double number_of(const double *numbers, Py_ssize_t row) noexcept nogil:
     """Return the number of a row, 0 without an array."""
     return 0 if numbers == NULL else numbers[row]
+
+
+cdef inline bint has_square(const LossOptions *o) noexcept nogil:
+    """Return whether the loss has a second term, of the squared lse."""
+    return o.lse_square_scale != 0
+
+
+cdef inline double smoothing_term(
+    const LossOptions *o, Py_ssize_t classes, double log_sum, double class_sum, double deficit
+) noexcept nogil:
+    """Return what label smoothing adds to the loss of a row; see `ag_smoothed_sum`."""
+    return o.label_smoothing / classes * ag_smoothed_sum(log_sum, class_sum, deficit)
+
+
+cdef inline ag_upstream upstream_of(const LossOptions *o, Py_ssize_t row, double square) noexcept nogil:
+    """Return the upstream gradients of a row; `square` is that of its squared lse."""
+    cdef ag_upstream upstream
+    upstream.square, upstream.lse = square, number_of(o.grad_lse, row)
+    upstream.log_prob, upstream.entropy = number_of(o.grad_log_prob, row), number_of(o.grad_entropy, row)
+    return upstream
+
+
+cdef inline bint has_upstream(const ag_upstream *upstream) noexcept nogil:
+    return upstream.square != 0 or upstream.lse != 0 or upstream.log_prob != 0 or upstream.entropy != 0
 
 
 cdef inline bint has_output_grads(const LossOptions *o) noexcept nogil:

@@ -102,7 +102,7 @@ cdef int set_denominators(const LossOptions *o, double *denominators, double *la
         denominators[0] = denominators[1] = o.denominator
         return 0
     sum_weights(o, denominators, last_check)
-    if denominators[0] == 0 or (o.lse_square_scale != 0 and denominators[1] == 0):
+    if denominators[0] == 0 or (has_square(o) and denominators[1] == 0):
         denominators[0] = denominators[1] = 0
     return 0
 
@@ -115,7 +115,7 @@ cdef void write_reduced(
     cdef double loss = NAN
     if denominators[0] != 0:
         loss = cross_entropy / denominators[0]
-        if o.lse_square_scale != 0:
+        if has_square(o):
             loss += square / denominators[1]
     write_number(o, o.loss, 0, loss)
     ag_fpenv_leave(mode)

@@ -24,16 +24,18 @@ from ascend_grad._kernels cimport (
     ag_coefficients_of,
     ag_copy_block,
     ag_entropy_gradient,
-    ag_smoothed_sum,
     ag_upstream,
     ag_widen,
 )
 from ascend_grad._loss_options cimport (
     class_weight_of,
     grad_loss_of,
-    number_of,
+    has_square,
+    has_upstream,
+    smoothing_term,
     target_at,
     token_weight_of,
+    upstream_of,
     write_outputs,
 )
 from ascend_grad._rowwise_plan cimport A, Operand
@@ -124,10 +126,8 @@ cdef void finish_row(CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
         if weight != 0:
             loss += weight * (r.log_sum[i] - targets[k])
     if x.needs_deficit:
-        loss += x.o.label_smoothing / x.s.p.n * ag_smoothed_sum(
-            r.log_sum[i], x.class_sum, r.deficit[i] * x.class_scale
-        )
-    if x.o.lse_square_scale != 0:
+        loss += smoothing_term(&x.o, x.s.p.n, r.log_sum[i], x.class_sum, r.deficit[i] * x.class_scale)
+    if has_square(&x.o):
         square = x.o.lse_square_scale * lse * lse
     if token_weight == 0:
         set_loss(x, number, 0, 0)
@@ -146,23 +146,21 @@ cdef void set_gradient(
     `weights` is the sum of the weights of the targets, and `mean_gap` that of loss.h.
     """
     cdef Py_ssize_t number = r.numbers[i], k
-    cdef double token_weight = token_weight_of(&x.o, number), arriving = grad_loss_of(&x.o, number), grad_loss, smoothing
+    cdef double token_weight = token_weight_of(&x.o, number), grad_output = grad_loss_of(&x.o, number), grad_loss, smoothing
     cdef ag_upstream upstream
     cdef ag_coefficients c
-    # For the loss, rows of weight 0 and means that are not defined have no gradient, whatever arrives. Neither have rows at
-    # which 0 arrives, whatever their weight.
+    # For the loss, rows of weight 0 and means that are not defined have no gradient, whatever the upstream gradient is.
+    # Neither have rows whose upstream gradient is 0, whatever their weight.
     if token_weight == 0 or x.denominators[0] == 0:
-        arriving = 0
-    if arriving != 0:
-        arriving *= token_weight
-    upstream.square = arriving * x.square_share * x.o.lse_square_scale if arriving != 0 else 0
-    upstream.lse, upstream.log_prob = number_of(x.o.grad_lse, number), number_of(x.o.grad_log_prob, number)
-    upstream.entropy = number_of(x.o.grad_entropy, number)
-    r.stores[i] = arriving != 0 or upstream.lse != 0 or upstream.log_prob != 0 or upstream.entropy != 0
+        grad_output = 0
+    if grad_output != 0:
+        grad_output *= token_weight
+    upstream = upstream_of(&x.o, number, grad_output * x.square_share * x.o.lse_square_scale if grad_output != 0 else 0)
+    r.stores[i] = grad_output != 0 or has_upstream(&upstream)
     if not r.stores[i]:
         clear_gradient(i, r)
         return
-    grad_loss = arriving * x.loss_share if arriving != 0 else 0
+    grad_loss = grad_output * x.loss_share if grad_output != 0 else 0
     if grad_loss == 0:  # also if the share is 0, as the sum of the weights is infinite
         weights = 0
         for k in range(x.o.target_count):

@@ -186,7 +186,7 @@ cdef Py_ssize_t workspace_bound(Call call, int threads) except -1:
     return copies + most
 
 
-cdef tuple chosen(Call call, int threads):
+cdef tuple plan_and_threads(Call call, int threads):
     """Return the name of the plan of a call, and the number of threads of calls that follow one another."""
     cdef Problem p
     cdef CrossEntropy x

@@ -65,7 +65,7 @@ ctypedef struct CrossEntropy:
     double inverse_temperature
     # Results of all rows in the workspace; NULL if they are not needed.
     double *loss_terms                # (rows,): with a reduction
-    double *square_terms              # (rows,): with a reduction and lse_square_scale
+    double *square_terms              # (rows,): with a reduction and a term of the squared lse
     int64_t *predicted                # (rows,): the caller's if it is requested
     # Rows of a thread, or all rows of a problem that is split.
     Py_ssize_t chunk                  # rows that are computed together in place

@@ -33,6 +33,7 @@ from ascend_grad._loss_options cimport (
     REDUCTION_NONE,
     has_output_grads,
     has_outputs,
+    has_square,
     is_ignored,
     round_class_weights,
     set_denominators,
@@ -63,7 +64,7 @@ cdef enum:
 cdef bint is_single_target(const CrossEntropy *x) noexcept nogil:
     """Return whether rows have one target, one weight, and no other term or output but label smoothing without weights."""
     return not (
-        x.o.target_prob != NULL or x.o.temperatures != NULL or x.o.grad_losses != NULL or x.o.lse_square_scale != 0
+        x.o.target_prob != NULL or x.o.temperatures != NULL or x.o.grad_losses != NULL or has_square(&x.o)
         or has_outputs(&x.o) or has_output_grads(&x.o) or (x.o.label_smoothing != 0 and x.o.class_weight != NULL)
     )
 
@@ -129,7 +130,7 @@ cdef Py_ssize_t place_loss_workspace(CrossEntropy *x, char *base) noexcept nogil
         x.kernel_weight = arena_alloc(&arena, x.s.p.n * (8 if x.o.is_double else 4))
     if x.o.reduction != REDUCTION_NONE:
         x.loss_terms = <double *>arena_alloc(&arena, x.o.rows * sizeof(double))
-        if x.o.lse_square_scale != 0:
+        if has_square(&x.o):
             x.square_terms = <double *>arena_alloc(&arena, x.o.rows * sizeof(double))
     if x.predicted == NULL and x.o.outputs.correct != NULL:
         x.predicted = <int64_t *>arena_alloc(&arena, x.o.rows * sizeof(int64_t))

@@ -3,5 +3,5 @@ from ascend_grad._rowwise_schedule cimport Schedule
 
 cdef object compute(Call call, int threads)
 cdef Py_ssize_t workspace_bound(Call call, int threads) except -1
-cdef tuple chosen(Call call, int threads)
+cdef tuple plan_and_threads(Call call, int threads)
 cdef str plan_name(const Schedule *schedule)

@@ -130,7 +130,7 @@ cdef str plan_name(const Schedule *schedule):
     return _LAYOUTS[<int>schedule.plan.layout] + (", split" if schedule.plan.is_split else "")
 
 
-cdef tuple chosen(Call call, int threads):
+cdef tuple plan_and_threads(Call call, int threads):
     """Return the name of the plan of a call, and the number of threads of calls that follow one another."""
     cdef Problem p
     cdef Schedule schedule

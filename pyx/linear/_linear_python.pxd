@@ -1,0 +1,6 @@
+from ascend_grad._call cimport Call
+
+cdef tuple statistics(Call call, int num_threads)
+cdef int compute(Call call, list results, int num_threads) except -1
+cdef Py_ssize_t workspace_bound_of(Call call, list results) except -1
+cdef tuple plan_and_threads(Call call, list results, int num_threads)
