@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -174,7 +174,7 @@ def loss(operator: str, values: dict[str, Any]) -> Any:
         else:
             others[name] = value
     arguments, num_threads = check(operator, found, **others)
-    constants = dict.fromkeys(_NUMBERS_OR_ROWS, 1.0)  # for the options that are arrays
+    constants: dict[str, Any] = dict.fromkeys(_NUMBERS_OR_ROWS, 1.0)  # for the options that are arrays
     constants |= {name: 0.0 if arguments[name] is None else arguments[name] for name in others if name in arguments}
     outputs = constants.pop("outputs")
 
