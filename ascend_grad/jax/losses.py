@@ -179,7 +179,9 @@ def loss(operator: str, values: dict[str, Any]) -> Any:
     outputs = constants.pop("outputs")
 
     arrays = {name: each for name, each in found.items() if each is not None}
-    input = arrays["input"] = arrays["input"].reshape(arrays["input"].shape or (1,))
+    if not arrays["input"].ndim:
+        arrays["input"] = arrays["input"].reshape(1)
+    input = arrays["input"]
     axis = constants["dim"] = int(others.get("dim", -1)) % input.ndim - input.ndim
     rows = rows_of(input, axis)
     for name in _NUMBERS_OR_ROWS:
