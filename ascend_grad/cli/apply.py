@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import inspect
+from typing import Any
 
 import ascend_grad as ag
 
 from .._call import Operator
 from ..arrays import BFLOAT16, FLOATING_DTYPES
 from ..operators import table
+from ..operators.options import NUMBER, NUMBER_OR_PER_ROW, OPTIONS
 from . import apply_npy
 from .apply_job import Job, takes_out
 from .errors import CommandError, out_of_memory
@@ -24,8 +26,8 @@ OPERATORS = (
     table.FUSED_CROSS_ENTROPY_LOSS_WITH_MAX_SUM,
     table.LINEAR_TOP_K,
 )
-#: The logits, which exist in memory alone. All other results of that operator are small.
-NOT_OFFERED = {"vocab_parallel_logits"}
+#: The logits, which exist in memory alone (all other results of that operator are small), and what has to be 0.
+NOT_OFFERED = {"vocab_parallel_logits", "label_smoothing"}
 
 INPUTS = {
     "grad_output": "gradient with respect to the forward result",
@@ -45,19 +47,8 @@ INPUTS = {
     "vocab_parallel_logits": "logits, for the softmax",
     "bias": "the layer's bias",
 }
-#: The arguments that are no arrays. A temperature for each row is not offered.
-SETTINGS = {
-    "dim": int,
-    "scale": float,
-    "vocab_start_index": int,
-    "vocab_end_index": int,
-    "k": int,
-    "temperature": float,
-    "logit_scale": float,
-    "softcap": float,
-    "workspace_bytes": int,
-    "filter_eps": float,
-}
+#: The types of arguments by the words that their annotations begin with.
+_NUMBERS = {"int": int, "float": float}
 DTYPES = {str(dtype): dtype for dtype in FLOATING_DTYPES}
 
 DESCRIPTION = """\
@@ -126,14 +117,11 @@ def _add_operator(subparsers, operator: Operator) -> None:
         parser.add_argument(_option(name), required=True, metavar="FILE", help=inputs[name])
     for name in _optional_files(operator):
         parser.add_argument(_option(name), metavar="FILE", help=inputs[name])
-    parameters = inspect.signature(function).parameters
-    for name, kind in SETTINGS.items():
-        if name in parameters:
-            default = parameters[name].default
-            if default is inspect.Parameter.empty:
-                parser.add_argument(_option(name), type=kind, required=True, metavar="N", help="required")
-            else:
-                parser.add_argument(_option(name), type=kind, default=default, help="default: %(default)s")
+    for name, (kind, default) in _settings(operator).items():
+        if default is inspect.Parameter.empty:
+            parser.add_argument(_option(name), type=kind, required=True, metavar="N", help="required")
+        else:
+            parser.add_argument(_option(name), type=kind, default=default, help="default: %(default)s")
     results = _result_options(operator)
     for name, option in results.items():
         flags = ("-o", option) if len(results) == 1 else (option,)
@@ -156,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
     operator = table.OPERATORS[args.operator]
     names = [name for name in (*operator.array_names, *_optional_files(operator)) if getattr(args, name) is not None]
     results = _results(args, operator)
-    settings = {name: getattr(args, name) for name in SETTINGS if hasattr(args, name)}
+    settings = {name: getattr(args, name) for name in _settings(operator)}
     if operator is table.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD:
         settings["output_mask"] = [name in results for name in operator.results]
     job = Job(
@@ -184,9 +172,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _settings(operator: Operator) -> dict[str, tuple[type, Any]]:
+    """Return types and defaults of the arguments that are numbers. A number for each row is not offered."""
+    found: dict[str, tuple[type, Any]] = {}
+    for name, parameter in inspect.signature(getattr(ag, operator.name)).parameters.items():
+        if name in operator.parameters and name not in NOT_OFFERED:
+            is_option = name in OPTIONS and OPTIONS[name].kind in (NUMBER, NUMBER_OR_PER_ROW)
+            kind = float if is_option else _NUMBERS.get(parameter.annotation.split()[0])
+            if kind is not None:
+                found[name] = (kind, parameter.default)
+    return found
+
+
 def _optional_files(operator: Operator) -> list[str]:
     """Return the names of optional arguments that are files."""
-    return [name for name in operator.optional_names if name not in SETTINGS]
+    settings = _settings(operator)
+    return [name for name in operator.optional_names if name not in settings]
 
 
 def _result_options(operator: Operator) -> dict[str, str]:

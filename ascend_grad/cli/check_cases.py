@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arrays import FLOATING_DTYPES, accumulator_dtype
+from ..operators.options import NUMBER, OPTIONS, OUTPUT_GRADIENTS, OUTPUTS
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,9 @@ LINEAR = ((1, 128, 16), (9, 130, 17), (64, 1000, 32), (130, 512, 64))
 
 #: BT, V, H of more cases with logits: sizes near multiples of a device's tile sizes.
 LOGITS = ((7, 129, 16), (33, 257, 40), (64, 4097, 24), (257, 1031, 72))
+
+#: Values of the options that add terms to a loss: smoothing and the squared lse.
+ADDED_TERMS = {option.name: 0.01 for option in OPTIONS.values() if option.kind == NUMBER and option.default == 0}
 
 
 def _logits(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray:
@@ -212,9 +216,8 @@ def _options(random: np.random.Generator, rows: tuple[int, ...], v: int, *, is_l
         "smoothing, z-loss, all outputs",
         {
             **each,
-            "label_smoothing": 0.1,
-            "lse_square_scale": 0.01,
-            "outputs": ("lse", "log_prob", "entropy", "predicted", "correct"),
+            **ADDED_TERMS,
+            "outputs": tuple(OUTPUTS),
         },
     )
     yield "temperatures", {"temperature": 0.5 + random.random(rows), "outputs": ("entropy",)}
@@ -260,12 +263,12 @@ def _backward_cases(operator: str, dtype: np.dtype, random: np.random.Generator)
         }
         plain = {**arguments, "reduction": "sum", "lse": _log_sum_exp(p.logits).astype(p.number)}
         yield f"{name} loss", {**plain, "grad_loss": 1.0}
-        upstream = {f"grad_{each}": random.standard_normal(bt) for each in ("lse", "log_prob", "entropy")}
+        upstream = {each: random.standard_normal(bt) for each in OUTPUT_GRADIENTS}
         yield f"{name} outputs", {**plain, **upstream, "entropy": random.random(bt).astype(p.number)}
         weights = {"token_weight": random.random(bt), "class_weight": 0.5 + random.random(v), "grad_loss": 1.0}
         del upstream["grad_entropy"]
         yield f"{name} loss, lse, log-probabilities", {**plain, **weights, **upstream}
-        options = {"label_smoothing": 0.1, "lse_square_scale": 0.01, "token_weight": random.random(bt), "bias": bias}
+        options = {**ADDED_TERMS, "token_weight": random.random(bt), "bias": bias}
         options |= {"class_weight": 0.5 + random.random(v), "temperature": temperature, "grad_loss": 1.0}
         lse = _log_sum_exp((p.logits + bias) / temperature[:, None]).astype(p.number)
         yield f"{name} options", {**plain, **options, "lse": lse}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..arrays import BFLOAT16
+from ..operators.options import OUTPUTS
 from . import score_npy
 from .errors import CommandError, out_of_memory
 from .exit_statuses import exit_statuses
@@ -14,10 +15,10 @@ from .zarr_inputs import is_zarr, require_packages
 
 #: The results, with the flags of their options and their descriptions.
 RESULTS = {
-    "log_prob": (("-o", "--log-prob-out"), "log-probability of each row's target; 0 for ignored rows"),
-    "entropy": (("--entropy-out",), "entropy of each row's probabilities, in nats; 0 for ignored rows"),
-    "lse": (("--lse-out",), "logarithm of the sum of the exponentials of each row's logits; 0 for ignored rows"),
-    "predicted": (("--predicted-out",), "entry with the largest logit of each row; -1 for ignored rows"),
+    "log_prob": (("-o", "--log-prob-out"), OUTPUTS["log_prob"].text),
+    "entropy": (("--entropy-out",), OUTPUTS["entropy"].text),
+    "lse": (("--lse-out",), OUTPUTS["lse"].text),
+    "predicted": (("--predicted-out",), OUTPUTS["predicted"].text),
     "top_k_log_prob": (("--top-k-log-prob-out",), "the K largest log-probabilities of each row, the largest one first"),
     "top_k_index": (("--top-k-index-out",), "the entries that these log-probabilities belong to"),
 }

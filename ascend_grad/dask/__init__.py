@@ -6,8 +6,7 @@
 array([0.5, 0.5])
 """
 
-from .linear import linear_cross_entropy, linear_top_k
-from .losses import cross_entropy
+from .losses import cross_entropy, linear_cross_entropy, linear_top_k
 from .rowwise import (
     log_softmax,
     log_softmax_backward,

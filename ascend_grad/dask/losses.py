@@ -1,52 +1,66 @@
-"""Cross-entropy of logits and its gradient, computed block by block."""
+"""Losses of logits and of linear layers with their gradients, and the top k, computed per block of rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 import dask.array as da
 import numpy as np
-from dask.delayed import Delayed, delayed
+from dask.delayed import delayed
 from numpy.typing import NDArray
 
-from .._loss_arguments import weight_sums
-from ..operators.results import LossResult, loss_result
-from ..operators.table import CROSS_ENTROPY
-from . import means, row_blocks
-from .arrays import as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in, validated
+import ascend_grad as ag
 
-#: Arguments with a number for each row; `target` and `target_prob` may have K.
-_OF_ROWS = (
-    "target", "target_prob", "token_weight", "temperature", "grad_loss", "grad_lse", "grad_log_prob", "grad_entropy",
-)  # fmt: skip
-#: Arguments that a mean is divided by sums of.
-_WEIGHTS = ("target", "token_weight", "class_weight", "target_prob")
+from ..operators.results import LinearTopK, LossResult
+from ..operators.signatures import completed
+from ..operators.table import CROSS_ENTROPY, LINEAR_CROSS_ENTROPY, LINEAR_TOP_K
+from ..option_types import LinearLossOptions, LossOptions, Outputs
+from . import tasks
+from .arrays import as_numpys, backend_of_blocks, keywords_of
+from .row_blocks import OR_NUMBERS, loss, row_blocks
+
+_Array = TypeVar("_Array")
 
 
+class _Further(TypedDict, Generic[_Array], total=False):
+    """Arguments of both losses that have other names in torch, or do not exist there."""
+
+    ignore_index: int
+    class_weight: _Array | None
+    grad_loss: float | _Array | None
+    outputs: Outputs
+    return_grad: bool
+    backend: str | None
+
+
+class CrossEntropyOptions(LossOptions[_Array, float], _Further[_Array], Generic[_Array], total=False):
+    """Types of the keyword arguments of `cross_entropy`."""
+
+    grad_lse: _Array | None
+    grad_log_prob: _Array | None
+    grad_entropy: _Array | None
+
+
+class LinearCrossEntropyOptions(LinearLossOptions[_Array, float], _Further[_Array], Generic[_Array], total=False):
+    """Types of the keyword arguments of `linear_cross_entropy`."""
+
+    vocab_start_index: int
+    output_mask: Sequence[bool]
+    workspace_bytes: int | None
+    bias: _Array | None
+
+
+_OF_LOGITS, _OF_LAYER = keywords_of(ag.cross_entropy), keywords_of(ag.linear_cross_entropy)
+
+
+@as_numpys(ag.cross_entropy)
 def cross_entropy(
     input: da.Array | NDArray,
     target: da.Array | NDArray,
     dim: int = -1,
-    *,
-    reduction: Literal["mean", "sum", "none"] = "mean",
-    ignore_index: int = -100,
-    class_weight: da.Array | NDArray | None = None,
-    token_weight: da.Array | NDArray | None = None,
-    target_prob: da.Array | NDArray | None = None,
-    label_smoothing: float = 0.0,
-    lse_square_scale: float = 0.0,
-    temperature: float | da.Array | NDArray = 1.0,
-    denominator: float | None = None,
-    grad_loss: float | da.Array | NDArray | None = None,
-    grad_lse: da.Array | NDArray | None = None,
-    grad_log_prob: da.Array | NDArray | None = None,
-    grad_entropy: da.Array | NDArray | None = None,
-    outputs: Sequence[Literal["lse", "log_prob", "entropy", "predicted", "correct"]] = (),
-    return_grad: bool = True,
-    backend: str | None = None,
-    num_threads: int | None = 1,
+    **options: Unpack[CrossEntropyOptions[da.Array | NDArray]],
 ) -> LossResult[da.Array]:
     r"""Compute the cross-entropy loss of logits and its gradient, like `ascend_grad.cross_entropy`.
 
@@ -56,32 +70,10 @@ def cross_entropy(
     Parameters
     ----------
     input : dask.array.Array, shape (...)
-        The logits: rank 0 to 8; float32, float16, bfloat16 or float64. In one chunk along `dim`.
-    target : dask.array.Array of int32 or int64
-        The index of each row's target, or `ignore_index`: the shape of `input` without `dim`, and with `target_prob`
-        one more axis, the last one. Like all arrays of rows, it is rechunked to the chunks of `input`.
-    dim : int, default -1
-        The axis of the classes.
-    reduction, ignore_index
-        As in `ascend_grad.cross_entropy`.
-    class_weight : numpy.ndarray or dask.array.Array, shape (V,), optional
-        The weights of the classes, which every task holds.
-    token_weight, target_prob : array, optional
-        As in `ascend_grad.cross_entropy`.
-    label_smoothing, lse_square_scale
-        As in `ascend_grad.cross_entropy`.
-    temperature : float or array, default 1.0
-        As in `ascend_grad.cross_entropy`.
-    denominator
-        As in `ascend_grad.cross_entropy`.
-    grad_loss : float or array, optional
-        As in `ascend_grad.cross_entropy`.
-    grad_lse, grad_log_prob, grad_entropy : array, optional
-        As in `ascend_grad.cross_entropy`.
-    outputs, return_grad
-        As in `ascend_grad.cross_entropy`.
-    backend, num_threads
-        As in `softmax_backward`.
+        The logits, in one chunk along `dim`. Arrays of rows are rechunked to its chunks; every task holds
+        `class_weight`.
+    target, dim, **options
+        As in `ascend_grad.cross_entropy`. `num_threads` is as in `softmax_backward`.
 
     Returns
     -------
@@ -91,11 +83,8 @@ def cross_entropy(
 
     Raises
     ------
-    ParamNullptrError
-        161001: `input` or `target` is None.
-    ParamInvalidError
-        161002: an argument is not as described (a dtype or kind: its subclass `ParamTypeError`). Values and blocks are
-        checked when their block is computed.
+    AscendGradError
+        As `ascend_grad.cross_entropy`. Values and blocks are checked when their block is computed.
 
     Notes
     -----
@@ -115,118 +104,129 @@ def cross_entropy(
     array([[-0.375,  0.125,  0.125,  0.125],
            [ 0.125,  0.125,  0.125, -0.375]])
     """
-    values: dict[str, Any] = {
-        "input": input,
-        "target": target,
-        "dim": dim,
-        "reduction": reduction,
-        "ignore_index": ignore_index,
-        "class_weight": class_weight,
-        "token_weight": token_weight,
-        "target_prob": target_prob,
-        "label_smoothing": label_smoothing,
-        "lse_square_scale": lse_square_scale,
-        "temperature": temperature,
-        "denominator": denominator,
-        "grad_loss": grad_loss,
-        "grad_lse": grad_lse,
-        "grad_log_prob": grad_log_prob,
-        "grad_entropy": grad_entropy,
-        "outputs": outputs,
-        "return_grad": return_grad,
-    }
-    for name in ("temperature", "grad_loss"):
-        if isinstance(values[name], (list, tuple)):
-            values[name] = np.asarray(values[name])
-    given = ["input", "target", "class_weight", "token_weight", "target_prob"]
-    given += ["grad_lse", "grad_log_prob", "grad_entropy"]
-    given += [
-        name
-        for name in ("temperature", "grad_loss")
-        if isinstance(values[name], da.Array) or (isinstance(values[name], np.ndarray) and values[name].ndim)
-    ]
-    arrays = as_dask_arrays(values, given, CROSS_ENTROPY)
-    stand_ins = {name: stand_in(array.shape, array.dtype) for name, array in arrays.items()}
-    if "temperature" in stand_ins:  # a temperature is positive
-        stand_ins["temperature"] = np.broadcast_to(
-            np.ones((), arrays["temperature"].dtype), arrays["temperature"].shape
-        )
-    call = validated(CROSS_ENTROPY, values | stand_ins, num_threads)
-    arguments = call.arguments
-    axis = arguments["dim"]
-    if arrays["input"].ndim:
-        check_one_chunk(arrays["input"], axis, "input", CROSS_ENTROPY)
-    chunks = tuple(lengths for i, lengths in enumerate(arrays["input"].chunks) if i != axis)
-    blocks = _blocks(arrays, chunks)
-
-    settings = {name: value for name, value in arguments.items() if name not in arrays}
-    settings["backend"] = backend_of_blocks(backend, CROSS_ENTROPY)
-    settings["num_threads"] = num_threads
-    sums = None
-    if means.is_over_weights(settings):
-        weigh = delayed(partial(weight_sums, ignore_index=settings["ignore_index"]), pure=True)
-        sums = _sum([weigh(**{name: block[name] for name in _WEIGHTS if name in block}) for block in blocks.values()])
-    requested = settings["outputs"]
-    compute = delayed(partial(row_blocks.loss_and_gradient, settings), nout=2 + len(requested), pure=True)
-    results = {index: compute(sums, **block) for index, block in blocks.items()}
-
-    specs = dict(zip(CROSS_ENTROPY.results, call.specs))
-    returned: list[da.Array | None] = []
-    for number, name in enumerate(("loss", "input_grad", *requested)):
-        spec = specs[name]
-        parts = {index: result[number] for index, result in results.items()}
-        if spec is None:
-            returned.append(None)
-        elif name == "correct":
-            returned.append(da.from_delayed(_sum(list(parts.values())), (), spec.dtype))
-        elif name == "loss" and settings["reduction"] != "none":
-            reduced = delayed(means.reduced, pure=True)(_sum(list(parts.values())), sums, settings, spec.dtype)
-            returned.append(da.from_delayed(reduced, (), spec.dtype))
-        else:
-            other = arrays["input"].chunks[axis : axis + 1] if name == "input_grad" else ()
-            returned.append(_assembled(parts, chunks, axis, other, spec.dtype))
-    return loss_result(("loss", "input_grad", *requested), returned)
+    values = {"input": input, "target": target, "dim": dim, **completed(options, _OF_LOGITS, "cross_entropy")}
+    lists = {name: np.asarray(values[name]) for name in OR_NUMBERS if isinstance(values[name], (list, tuple))}
+    return loss(CROSS_ENTROPY, values | lists, in_pairs=False)
 
 
-def _blocks(arrays: dict[str, da.Array], chunks: tuple) -> dict[tuple[int, ...], dict[str, Delayed]]:
-    """Return the blocks of all arrays by the index of a block of rows."""
-    result: dict[tuple[int, ...], dict[str, Delayed]] = {
-        index: {} for index in np.ndindex(*(len(lengths) for lengths in chunks))
-    }
-    for name, array in arrays.items():
-        if name in _OF_ROWS:
-            array = array.rechunk(
-                {**dict(enumerate(chunks)), **dict.fromkeys(range(len(chunks), array.ndim), -1)}, method="tasks"
-            )
-        elif name == "class_weight":
-            array = array.rechunk(-1)
-        parts = array.to_delayed(optimize_graph=False)
-        for number, index in enumerate(result):
-            result[index][name] = parts.item() if name == "class_weight" else parts.ravel()[number]
-    return result
+@as_numpys(ag.linear_cross_entropy)
+def linear_cross_entropy(
+    input: da.Array | NDArray,
+    weight: da.Array | NDArray,
+    target: da.Array | NDArray,
+    **options: Unpack[LinearCrossEntropyOptions[da.Array | NDArray]],
+) -> LossResult[da.Array]:
+    r"""Compute the cross-entropy loss of a linear layer and its gradients, like `ascend_grad.linear_cross_entropy`.
 
+    Each chunk of tokens is a task that computes its losses, its outputs and all gradients. The gradients of the weight
+    and the bias are added in pairs, in the order of the chunks: gradients of the weight in float32 (float64 if `input`
+    is float64), gradients of the bias in float64. The sums are rounded at the end. For a mean without `denominator`,
+    the weights of the rows of all chunks are added up before the first gradient is computed.
 
-def _assembled(
-    parts: dict[tuple[int, ...], Delayed], chunks: tuple, place: int, other: tuple, dtype: np.dtype
-) -> da.Array:
-    """Return an array of blocks of rows.
+    Parameters
+    ----------
+    input : dask.array.Array, shape (BT, H)
+        The layer's input. It may have several chunks along the tokens, but only one along the features. All arrays with
+        a number for each token are rechunked to its chunks.
+    weight : numpy.ndarray or dask.array.Array, shape (V, H)
+        The layer's weight, in one chunk. Every worker that computes a chunk holds it, as well as `class_weight` and
+        `bias`.
+    target, **options
+        As in `ascend_grad.linear_cross_entropy`; `workspace_bytes` and `filter_eps` are for each chunk. `num_threads`
+        is as in `softmax_backward`.
 
-    `other` has the chunks of the axis `place`, along which there is one block, or it is empty.
+    Returns
+    -------
+    LossResult
+        The results as dask arrays, yet to be computed, of the fields, shapes and dtypes that
+        `ascend_grad.linear_cross_entropy` gives them. Those of tokens have the chunks of `input`, others one chunk.
+
+    Raises
+    ------
+    AscendGradError
+        As `ascend_grad.linear_cross_entropy`. Values and blocks are checked when their chunk is computed. The message
+        names a target that is neither in the vocabulary nor `ignore_index` by its row in the chunk, and a block of
+        another dtype or shape than its array's by its index.
+
+    Notes
+    -----
+    ``dask.compute(*result)`` computes all results together. Computing one of them alone costs as much, so `return_grad`
+    and `output_mask` should select only the results that are needed.
+
+    Results depend on the chunks of tokens, not on the scheduler, its workers or their order.
+
+    Examples
+    --------
+    >>> import dask
+    >>> import dask.array as da
+    >>> import numpy as np
+    >>> import ascend_grad.dask as agd
+    >>> x, target = da.from_array(np.eye(2), chunks=(1, 2)), da.from_array([0, 3], chunks=1)
+    >>> result = agd.linear_cross_entropy(x, np.zeros((4, 2)), target)
+    >>> loss, input_grad, weight_grad = dask.compute(*result)
+    >>> loss.round(3)
+    np.float64(1.386)
+    >>> weight_grad.T
+    array([[-0.375,  0.125,  0.125,  0.125],
+           [ 0.125,  0.125,  0.125, -0.375]])
     """
-    blocks = {}
-    for index, part in parts.items():
-        shape = [lengths[i] for lengths, i in zip(chunks, index)]
-        shape[place:place] = [lengths[0] for lengths in other]
-        blocks[index] = da.from_delayed(part, tuple(shape), dtype)
-    for axis in reversed(range(len(chunks))):
-        # Blocks that differ in their last index alone are joined.
-        joined: dict[tuple[int, ...], list[da.Array]] = {}
-        for index, block in blocks.items():
-            joined.setdefault(index[:-1], []).append(block)
-        at = axis + (1 if other and axis >= place else 0)
-        blocks = {index: da.concatenate(each, axis=at) for index, each in joined.items()}
-    return blocks[()]
+    values = {"input": input, "weight": weight, "target": target}
+    values |= completed(options, _OF_LAYER, "linear_cross_entropy")
+    return loss(LINEAR_CROSS_ENTROPY, values, in_pairs=True)
 
 
-def _sum(parts: Sequence[Delayed]) -> Delayed:
-    return delayed(row_blocks.total, pure=True)(list(parts))
+def linear_top_k(
+    input: da.Array | NDArray,
+    weight: da.Array | NDArray,
+    k: int,
+    *,
+    temperature: float | da.Array | NDArray = 1.0,
+    bias: da.Array | NDArray | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    workspace_bytes: int | None = None,
+    backend: str | None = None,
+    num_threads: int | None = 1,
+) -> LinearTopK[da.Array]:
+    r"""Compute the k largest log-probabilities of a linear layer for each row, like `ascend_grad.linear_top_k`.
+
+    Each chunk of tokens is a task. Results depend on the chunks, not on the scheduler, its workers or their order.
+
+    Parameters
+    ----------
+    input, weight
+        As in `linear_cross_entropy`. `weight` has at least one row.
+    k, temperature, bias, logit_scale, softcap, workspace_bytes
+        As in `ascend_grad.linear_top_k`, for each chunk.
+    backend, num_threads
+        As in `softmax_backward`.
+
+    Returns
+    -------
+    LinearTopK
+        The results of `ascend_grad.linear_top_k` as dask arrays, in the chunks of `input` along the tokens.
+        ``dask.compute(*result)`` computes both together.
+
+    Raises
+    ------
+    AscendGradError
+        As `ascend_grad.linear_top_k`. Blocks are checked when their chunk is computed.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> import numpy as np
+    >>> import ascend_grad.dask as agd
+    >>> logits = np.log([[0.5, 0.125, 0.25, 0.125]])
+    >>> agd.linear_top_k(da.ones((2, 1), chunks=1), logits.T, 3).index.compute()
+    array([[0, 2, 1],
+           [0, 2, 1]])
+    """
+    layer = {"input": input, "weight": weight, "k": k, "temperature": temperature, "bias": bias}
+    numbers = {"logit_scale": logit_scale, "softcap": softcap, "workspace_bytes": workspace_bytes}
+    rows = row_blocks(LINEAR_TOP_K, layer | numbers, num_threads)
+    settings = {**rows.settings, "backend": backend_of_blocks(backend, LINEAR_TOP_K), "num_threads": num_threads}
+    compute = delayed(partial(tasks.top_k, **settings), nout=2, pure=True)
+    parts = zip(*(compute(**block) for block in rows.blocks.values()))
+    specs: tuple[Any, ...] = rows.call.specs
+    return LinearTopK._make(rows.assembled(part, k, spec.dtype) for part, spec in zip(parts, specs))

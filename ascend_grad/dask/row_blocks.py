@@ -1,25 +1,168 @@
-"""Tasks of `cross_entropy`, which workers compute on the NumPy arrays of a block of rows or on sums."""
+"""Losses over blocks of rows: their arrays, their tasks, and the arrays of their results."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
+from itertools import cycle
+from typing import Any, NamedTuple
 
+import dask.array as da
 import numpy as np
+from dask.delayed import Delayed, delayed
 from numpy.typing import NDArray
 
-import ascend_grad as ag
+from .._call import Call, Operator
+from .._loss_arguments import weight_sums
+from ..operators.options import NUMBER_OR_PER_ROW, OPTIONS, PER_CLASS, PER_ROW, PER_TARGET
+from ..operators.results import loss_result
+from . import tasks
+from .arrays import as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in, validated
 
-from . import means
+#: Arguments of the vocabulary, which all tasks hold. The other arrays have a number, or a row, for each row.
+_WHOLE = ("weight", *(option.name for option in OPTIONS.values() if option.kind == PER_CLASS))
+#: Arguments that are one number, or an array with a number for each row.
+OR_NUMBERS = ("grad_loss", *(option.name for option in OPTIONS.values() if option.kind == NUMBER_OR_PER_ROW))
+#: Arguments that the divisor of a mean depends on, which are small.
+_WEIGHTS = (
+    "target",
+    *(each.name for each in OPTIONS.values() if each.of_logits and each.kind in (PER_ROW, PER_CLASS, PER_TARGET)),
+)
+
+Index = tuple[int, ...]
 
 
-def loss_and_gradient(settings: dict[str, Any], sums: NDArray | None, **arrays: Any) -> tuple:
-    """Compute the loss, the gradient and the outputs of a block. `sums` is as for `means.of_chunk`."""
-    result = ag.cross_entropy(**arrays, **means.of_chunk(settings, sums))
-    loss = result.loss if settings["reduction"] == "none" else np.asarray(result.loss, np.float64)
-    return (loss, *result[1:])
+class RowBlocks(NamedTuple):
+    """A checked call, and its arrays in blocks of rows."""
+
+    call: Call
+    arrays: dict[str, da.Array]
+    #: The axis of the classes or features of `input`, in one chunk.
+    axis: int
+    #: The chunks of the other axes.
+    chunks: tuple[tuple[int, ...], ...]
+    #: The arrays' blocks of each block of rows.
+    blocks: dict[Index, dict[str, Delayed]]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments that are no arrays."""
+        return {name: value for name, value in self.call.arguments.items() if name not in self.arrays}
+
+    def assembled(self, parts: Sequence[Delayed], width: int | None, dtype: np.dtype) -> da.Array:
+        """Return an array of blocks of rows. Each row has so many elements along `axis`; None: it is one number."""
+        blocks = {}
+        for index, part in zip(self.blocks, parts):
+            shape = [lengths[i] for lengths, i in zip(self.chunks, index)]
+            shape[self.axis : self.axis] = [] if width is None else [width]
+            blocks[index] = da.from_delayed(part, tuple(shape), dtype)
+        for axis in reversed(range(len(self.chunks))):
+            # Blocks that differ in their last index alone are joined.
+            joined: dict[Index, list[da.Array]] = {}
+            for index, block in blocks.items():
+                joined.setdefault(index[:-1], []).append(block)
+            at = axis + (width is not None and axis >= self.axis)
+            blocks = {index: da.concatenate(each, axis=at) for index, each in joined.items()}
+        return blocks[()]
 
 
-def total(parts: list) -> Any:
-    """Add up results of all blocks, in order."""
-    with np.errstate(all="ignore"):
-        return np.asarray(sum(parts[1:], start=parts[0]))
+def row_blocks(operator: Operator, values: dict[str, Any], num_threads: int | None) -> RowBlocks:
+    """Check the call that all blocks of rows together make, and return it with the blocks."""
+    given = [*operator.array_names, *(name for name in operator.optional_names if _is_array(values, name))]
+    arrays = as_dask_arrays(values, given, operator)
+    call = validated(operator, values | _stand_ins(operator, arrays), num_threads)
+    axis = call.arguments.get("dim", 1)
+    if arrays["input"].ndim:
+        check_one_chunk(arrays["input"], axis, "input", operator)
+    for number in range(2 if "weight" in arrays else 0):
+        check_one_chunk(arrays["weight"], number, "weight", operator)
+    chunks = tuple(lengths for i, lengths in enumerate(arrays["input"].chunks) if i != axis)
+    return RowBlocks(call, arrays, axis, chunks, _blocks(arrays, chunks))
+
+
+def _is_array(values: dict[str, Any], name: str) -> bool:
+    """Return whether an argument is an array, or None."""
+    value = values[name]
+    if name not in OR_NUMBERS:
+        return True
+    # A dask array without dimensions has the shape of the rows of one row.
+    is_one_row = isinstance(value, da.Array) and getattr(values["input"], "ndim", 2) < 2
+    return isinstance(value, (list, tuple)) or is_one_row or bool(getattr(value, "shape", ()))
+
+
+def _stand_ins(operator: Operator, arrays: dict[str, da.Array]) -> dict[str, NDArray]:
+    """Return stand-ins for arrays, whose values are checked later: 1, or 0 for integers.
+
+    If the numbers of rows of a layer's arrays agree, these have no rows, as the vocabulary may not have the target 0.
+    """
+    rows, several = arrays["input"].shape[:1], arrays["target_prob"].shape[1:] if "target_prob" in arrays else ()
+    agree = "weight" in arrays and arrays["input"].ndim == 2 and len(several) < 2 and 0 not in several
+    for name, array in arrays.items():
+        if name not in ("input", *_WHOLE):
+            agree = agree and array.shape == (rows + several if name in ("target", "target_prob") else rows)
+    return {
+        name: stand_in((0, *array.shape[1:]) if agree and name not in _WHOLE else array.shape, array.dtype)
+        for name, array in arrays.items()
+    }
+
+
+def _blocks(arrays: dict[str, da.Array], chunks: tuple) -> dict[Index, dict[str, Delayed]]:
+    """Return the blocks of all arrays by the index of a block of rows."""
+    result: dict[Index, dict[str, Delayed]] = {index: {} for index in np.ndindex(*map(len, chunks))}
+    for name, array in arrays.items():
+        if name != "input":
+            lengths: dict[int, Any] = dict.fromkeys(range(array.ndim), -1)
+            if name not in _WHOLE:
+                lengths |= dict(enumerate(chunks))
+            # method="tasks" suits any scheduler: with a client, dask may choose tasks that only its workers compute.
+            array = array.rechunk(lengths, method="tasks")
+        parts = array.to_delayed(optimize_graph=False).ravel().tolist()
+        # A vocabulary's array has one part for all blocks, as may have one without rows, which dask leaves as it is.
+        for block, part in zip(result.values(), cycle(parts)):
+            block[name] = part
+    return result
+
+
+def loss(operator: Operator, values: dict[str, Any], *, in_pairs: bool) -> Any:
+    """Return the result of a loss for these arguments by name. `in_pairs` is as for `_sum`."""
+    num_threads = values["num_threads"]
+    rows = row_blocks(operator, values, num_threads)
+    settings, blocks = rows.settings, rows.blocks.values()
+    sums = None
+    if tasks.is_over_weights(settings):
+        shared = {name: settings[name] for name in ("ignore_index", "vocab_start_index") if name in settings}
+        weigh = delayed(partial(weight_sums, **shared), pure=True)
+        # These tasks get neither the largest arrays nor arguments without an influence on the sums.
+        sums = _sum([weigh(**{name: block[name] for name in _WEIGHTS if name in block}) for block in blocks], in_pairs)
+    specs = {name: spec for name, spec in zip(operator.results, rows.call.specs) if spec is not None}
+    options = {"backend": backend_of_blocks(values["backend"], operator), "num_threads": num_threads}
+    compute = partial(tasks.loss, operator.name, settings, requested=tuple(specs), **options)
+    compute = delayed(compute, nout=len(specs), pure=True)
+    parts = dict(zip(specs, zip(*(compute(sums, **block) for block in blocks))))
+
+    results: dict[str, da.Array | None] = dict.fromkeys(operator.results)
+    for name, spec in specs.items():
+        if name in ("weight_grad", "bias_grad", "correct"):
+            rounded = delayed(tasks.rounded, pure=True)(_sum(parts[name], in_pairs), spec.dtype)
+            results[name] = da.from_delayed(rounded, spec.shape, spec.dtype)
+        elif name == "loss" and settings["reduction"] != "none":
+            reduced = delayed(tasks.reduced, pure=True)(_sum(parts[name], in_pairs), sums, settings, spec.dtype)
+            results[name] = da.from_delayed(reduced, (), spec.dtype)
+        else:
+            width = spec.shape[rows.axis] if name == "input_grad" and spec.shape else None
+            results[name] = rows.assembled(parts[name], width, spec.dtype)
+    gradients = [f"{name}_grad" for name in ("input", "weight", "bias") if values.get(name) is not None]
+    names = ("loss", *gradients, *rows.call.arguments["outputs"])
+    return loss_result(names, map(results.__getitem__, names))
+
+
+def _sum(parts: Sequence[Delayed], in_pairs: bool) -> Delayed:
+    """Add the parts in a fixed order, so that the sum does not depend on which part is computed first.
+
+    Sums of two parts at a time need not keep all parts, which may be gradients of a weight.
+    """
+    add = delayed(tasks.total, pure=True)
+    while in_pairs and len(parts) > 1:
+        odd = parts[len(parts) // 2 * 2 :]
+        parts = [add([first, second]) for first, second in zip(parts[::2], parts[1::2])] + list(odd)
+    return parts[0] if in_pairs else add(list(parts))

@@ -69,18 +69,13 @@ def softmax_backward(
     backend: str | None = None,
     num_threads: int | None = 1,
 ) -> da.Array:
-    r"""Compute the gradient with respect to the input of a softmax, like `ascend_grad.softmax_backward`.
+    """Compute the gradient with respect to the input of a softmax, like `ascend_grad.softmax_backward`.
 
     Parameters
     ----------
-    grad_output : dask.array.Array, shape (...)
-        The gradient with respect to the softmax's result: rank 0 to 8; float32, float16, bfloat16 or float64. In one
-        chunk along `dim`.
-    output : dask.array.Array, shape (...)
-        The softmax's result, of the shape and dtype of `grad_output`, in one chunk along `dim`. If chunks along other
+    grad_output, output, dim
+        As in `ascend_grad.softmax_backward`; arrays of dask or NumPy, in one chunk along `dim`. If chunks along other
         axes differ between the two arrays, dask splits both arrays at all chunk borders.
-    dim : int, default -1
-        The axis of the softmax.
     backend : {"auto", "cpu", "npu", "reference"}, optional
         The backend that computes the blocks. Default: the one set by `use_backend` at the time of this call; if there
         is none, the process that computes a block chooses.
@@ -91,21 +86,18 @@ def softmax_backward(
     Returns
     -------
     dask.array.Array
-        The gradient, yet to be computed, of the shape and dtype of `grad_output`.
+        The result, yet to be computed, of the shape and dtype of `grad_output`.
 
     Raises
     ------
-    ParamNullptrError
-        161001: `grad_output` or `output` is None.
-    ParamInvalidError
-        161002: a dtype, `dim` or a shape is not as described, chunk sizes are unknown, or there are several chunks
-        along `dim` (a dtype or kind: its subclass `ParamTypeError`). A block whose dtype or shape differs from its
-        array's is found when it is computed; the message names its index.
+    AscendGradError
+        As `ascend_grad.softmax_backward`, or chunk sizes are unknown, or there are several chunks along `dim`. A
+        block whose dtype or shape differs from its array's is found when it is computed; the message names its index.
 
     Notes
     -----
-    NumPy arrays are accepted as well as dask arrays. There is no `out`, as the result has no memory before it is
-    computed; `dask.array.store` writes it to an existing array.
+    There is no `out`, as the result has no memory before it is computed; `dask.array.store` writes it to an existing
+    array.
 
     Examples
     --------
@@ -115,8 +107,9 @@ def softmax_backward(
     >>> agd.softmax_backward(da.eye(4, chunks=4)[:, :2].rechunk((2, 2)), y).compute()[0]
     array([ 0.25, -0.25])
     """
-    values = {"grad_output": grad_output, "output": output, "dim": dim}
-    return blockwise(table.SOFTMAX_BACKWARD, values, backend, num_threads)
+    return blockwise(
+        table.SOFTMAX_BACKWARD, {"grad_output": grad_output, "output": output, "dim": dim}, backend, num_threads
+    )
 
 
 def log_softmax_backward(
@@ -127,31 +120,24 @@ def log_softmax_backward(
     backend: str | None = None,
     num_threads: int | None = 1,
 ) -> da.Array:
-    r"""Compute the gradient with respect to the input of a log-softmax, like `ascend_grad.log_softmax_backward`.
+    """Compute the gradient with respect to the input of a log-softmax, like `ascend_grad.log_softmax_backward`.
 
     Parameters
     ----------
-    grad_output : dask.array.Array, shape (...)
-        The gradient with respect to the log-softmax's result, as in `softmax_backward`.
-    output : dask.array.Array, shape (...)
-        The log-softmax's result (natural logarithms), of the shape and dtype of `grad_output`.
-    dim : int, default -1
-        The axis of the log-softmax.
+    grad_output, output, dim
+        As in `ascend_grad.log_softmax_backward`. Chunks are as in `softmax_backward`.
     backend, num_threads
         As in `softmax_backward`.
 
     Returns
     -------
     dask.array.Array
-        The gradient, yet to be computed, of the shape and dtype of `grad_output`.
+        The result, yet to be computed, of the shape and dtype of `grad_output`.
 
     Raises
     ------
-    ParamNullptrError
-        161001: `grad_output` or `output` is None.
-    ParamInvalidError
-        161002: a dtype, a shape, `dim` or the chunks are not as described (a dtype or kind: its subclass
-        `ParamTypeError`).
+    AscendGradError
+        As `ascend_grad.log_softmax_backward` and `softmax_backward`.
 
     Examples
     --------
@@ -162,8 +148,9 @@ def log_softmax_backward(
     ... ]
     array([0., 0.])
     """
-    values = {"grad_output": grad_output, "output": output, "dim": dim}
-    return blockwise(table.LOG_SOFTMAX_BACKWARD, values, backend, num_threads)
+    return blockwise(
+        table.LOG_SOFTMAX_BACKWARD, {"grad_output": grad_output, "output": output, "dim": dim}, backend, num_threads
+    )
 
 
 def scaled_masked_softmax_backward(
@@ -176,38 +163,26 @@ def scaled_masked_softmax_backward(
     backend: str | None = None,
     num_threads: int | None = 1,
 ) -> da.Array:
-    r"""Compute the gradient with respect to the input of a scaled and masked softmax over the last axis.
+    """Compute the gradient of a scaled and masked softmax over the last axis.
 
     It is `ascend_grad.scaled_masked_softmax_backward` for dask arrays.
 
     Parameters
     ----------
-    grad_output : dask.array.Array, shape (B, N, S1, S2)
-        The gradient with respect to the forward result; float32, float16, bfloat16 or float64. All arrays have one
-        chunk along the last axis.
-    y : dask.array.Array, shape (B, N, S1, S2)
-        The forward result, of the dtype of `grad_output`.
-    mask : dask.array.Array of bool, shape (B or 1, N or 1, S1, S2)
-        True where the position is masked out.
-    scale : float, default 1.0
-        The factor of the forward call. Rounded to float32 first, except for float64 arrays.
-    fix_triu_mask : bool, default False
-        Must be False.
+    grad_output, y, mask, scale, fix_triu_mask
+        As in `ascend_grad.scaled_masked_softmax_backward`. Chunks are as in `softmax_backward`.
     backend, num_threads
         As in `softmax_backward`.
 
     Returns
     -------
     dask.array.Array
-        The gradient, yet to be computed, of the shape and dtype of `grad_output`.
+        The result, yet to be computed, of the shape and dtype of `grad_output`.
 
     Raises
     ------
-    ParamNullptrError
-        161001: `grad_output`, `y` or `mask` is None.
-    ParamInvalidError
-        161002: a dtype, a shape, `fix_triu_mask` or the chunks are not as described (a dtype or kind: its subclass
-        `ParamTypeError`).
+    AscendGradError
+        As `ascend_grad.scaled_masked_softmax_backward` and `softmax_backward`.
 
     Examples
     --------
@@ -219,36 +194,39 @@ def scaled_masked_softmax_backward(
     >>> agd.scaled_masked_softmax_backward(y * np.array([2.0, 0.0]), y, mask).compute()[0]
     array([[[0.25, 0.  ]]])
     """
-    values = {"grad_output": grad_output, "y": y, "mask": mask, "scale": scale, "fix_triu_mask": fix_triu_mask}
-    return blockwise(table.SCALED_MASKED_SOFTMAX_BACKWARD, values, backend, num_threads)
+    return blockwise(
+        table.SCALED_MASKED_SOFTMAX_BACKWARD,
+        {"grad_output": grad_output, "y": y, "mask": mask, "scale": scale, "fix_triu_mask": fix_triu_mask},
+        backend,
+        num_threads,
+    )
 
 
 def softmax(
-    input: da.Array | NDArray, dim: int = -1, *, backend: str | None = None, num_threads: int | None = 1
+    input: da.Array | NDArray,
+    dim: int = -1,
+    *,
+    backend: str | None = None,
+    num_threads: int | None = 1,
 ) -> da.Array:
-    r"""Compute the softmax along one axis, like `ascend_grad.softmax`.
+    """Compute the softmax along one axis, like `ascend_grad.softmax`.
 
     Parameters
     ----------
-    input : dask.array.Array, shape (...)
-        Rank 0 to 8; float32, float16, bfloat16 or float64. In one chunk along `dim`.
-    dim : int, default -1
-        The axis that sums to one.
+    input, dim
+        As in `ascend_grad.softmax`. Chunks are as in `softmax_backward`.
     backend, num_threads
         As in `softmax_backward`.
 
     Returns
     -------
     dask.array.Array
-        The softmax, yet to be computed, of the shape and dtype of `input`.
+        The result, yet to be computed, of the shape and dtype of `input`.
 
     Raises
     ------
-    ParamNullptrError
-        161001: `input` is None.
-    ParamInvalidError
-        161002: a dtype, `dim`, the rank or the chunks are not as described (a dtype or kind: its subclass
-        `ParamTypeError`).
+    AscendGradError
+        As `ascend_grad.softmax` and `softmax_backward`.
 
     Examples
     --------
@@ -261,31 +239,30 @@ def softmax(
 
 
 def log_softmax(
-    input: da.Array | NDArray, dim: int = -1, *, backend: str | None = None, num_threads: int | None = 1
+    input: da.Array | NDArray,
+    dim: int = -1,
+    *,
+    backend: str | None = None,
+    num_threads: int | None = 1,
 ) -> da.Array:
-    r"""Compute the natural logarithm of the softmax along one axis, like `ascend_grad.log_softmax`.
+    """Compute the natural logarithm of the softmax along one axis, like `ascend_grad.log_softmax`.
 
     Parameters
     ----------
-    input : dask.array.Array, shape (...)
-        As in `softmax`.
-    dim : int, default -1
-        The axis whose exponentials sum to one.
+    input, dim
+        As in `ascend_grad.log_softmax`. Chunks are as in `softmax_backward`.
     backend, num_threads
         As in `softmax_backward`.
 
     Returns
     -------
     dask.array.Array
-        The log-softmax, yet to be computed, of the shape and dtype of `input`.
+        The result, yet to be computed, of the shape and dtype of `input`.
 
     Raises
     ------
-    ParamNullptrError
-        161001: `input` is None.
-    ParamInvalidError
-        161002: a dtype, `dim`, the rank or the chunks are not as described (a dtype or kind: its subclass
-        `ParamTypeError`).
+    AscendGradError
+        As `ascend_grad.log_softmax` and `softmax_backward`.
 
     Examples
     --------
@@ -306,33 +283,24 @@ def scaled_masked_softmax(
     backend: str | None = None,
     num_threads: int | None = 1,
 ) -> da.Array:
-    r"""Compute the scaled and masked softmax over the last axis, like `ascend_grad.scaled_masked_softmax`.
+    """Compute the scaled and masked softmax over the last axis, like `ascend_grad.scaled_masked_softmax`.
 
     Parameters
     ----------
-    x : dask.array.Array, shape (B, N, S1, S2)
-        The input; float32, float16, bfloat16 or float64. It has one chunk along the last axis, as has the mask.
-    mask : dask.array.Array of bool, shape (B or 1, N or 1, S1, S2)
-        True where the position is masked out.
-    scale : float, default 1.0
-        Rounded to float32 first, except for float64 arrays.
-    fix_triu_mask : bool, default False
-        Must be False.
+    x, mask, scale, fix_triu_mask
+        As in `ascend_grad.scaled_masked_softmax`. Chunks are as in `softmax_backward`.
     backend, num_threads
         As in `softmax_backward`.
 
     Returns
     -------
     dask.array.Array
-        The softmax, yet to be computed, of the shape and dtype of `x`.
+        The result, yet to be computed, of the shape and dtype of `x`.
 
     Raises
     ------
-    ParamNullptrError
-        161001: `x` or `mask` is None.
-    ParamInvalidError
-        161002: a dtype, a shape, `fix_triu_mask` or the chunks are not as described (a dtype or kind: its subclass
-        `ParamTypeError`).
+    AscendGradError
+        As `ascend_grad.scaled_masked_softmax` and `softmax_backward`.
 
     Examples
     --------
@@ -343,5 +311,9 @@ def scaled_masked_softmax(
     >>> agd.scaled_masked_softmax(da.zeros((2, 1, 1, 4), chunks=(1, 1, 1, 4)), mask).compute()[0]
     array([[[0.5, 0.5, 0. , 0. ]]])
     """
-    values = {"x": x, "mask": mask, "scale": scale, "fix_triu_mask": fix_triu_mask}
-    return blockwise(table.SCALED_MASKED_SOFTMAX, values, backend, num_threads)
+    return blockwise(
+        table.SCALED_MASKED_SOFTMAX,
+        {"x": x, "mask": mask, "scale": scale, "fix_triu_mask": fix_triu_mask},
+        backend,
+        num_threads,
+    )

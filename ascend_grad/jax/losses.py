@@ -1,8 +1,8 @@
-"""Results, calls of compiled functions and derivatives that both losses use."""
+"""Arguments, calls of compiled functions and derivatives, which both losses share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -10,27 +10,41 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..operators.options import NUMBER_OR_PER_ROW, OPTIONS, OUTPUTS
 from ..operators.results import loss_result
+from ..operators.table import OPERATORS
 from .arrays import as_array, check
-from .meshes import compiled_call, sharded_as
+from .meshes import aligned, compiled_call, compiled_in_manual_mesh, sharded_as
 
+#: Options that are one number or an array with a number for each row.
+_NUMBERS_OR_ROWS = tuple(option.name for option in OPTIONS.values() if option.kind == NUMBER_OR_PER_ROW)
 #: Outputs of a loss that have a gradient.
-DIFFERENTIABLE = ("lse", "log_prob", "entropy")
+_DIFFERENTIABLE = tuple(output.name for output in OUTPUTS.values() if output.has_gradient)
+#: Arrays of a loss that have gradients.
+_LAYER = ("input", "weight", "bias")
 
 
 class Settings(NamedTuple):
-    """Options of a loss that are no arrays: constants of the compiled program. 0: no denominator, no softcap."""
+    """Arguments of a loss that are no arrays: constants of the compiled program."""
 
-    reduction: str
-    ignore_index: int
-    label_smoothing: float
-    lse_square_scale: float
-    temperature: float
-    denominator: float
+    operator: str
+    #: The dimension of the classes, counted from the end as a negative number.
+    axis: int
     outputs: tuple[str, ...]
-    num_threads: int
-    #: Further attributes of the compiled function.
-    others: tuple[tuple[str, int | float], ...] = ()
+    #: Attributes of the compiled function. 0 stands for None.
+    attributes: tuple[tuple[str, str | int | float], ...]
+
+    @property
+    def is_reduced(self) -> bool:
+        """Return whether the loss is one number."""
+        return dict(self.attributes)["reduction"] != "none"
+
+    @property
+    def saved(self) -> tuple[str, ...]:
+        """Return the statistics that the gradient of the outputs of a layer's loss is computed from."""
+        if self.operator == "cross_entropy" or not any(name in self.outputs for name in _DIFFERENTIABLE):
+            return ()
+        return ("lse", "entropy") if "entropy" in self.outputs else ("lse",)
 
 
 def accumulator(input: jax.Array) -> np.dtype:
@@ -38,68 +52,102 @@ def accumulator(input: jax.Array) -> np.dtype:
     return np.dtype(np.float64 if input.dtype == np.float64 else np.float32)
 
 
-def specs(rows: tuple[int, ...], input: jax.Array, settings: Settings, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return shapes and dtypes of the loss and of outputs by name."""
-    shapes = {"correct": (), "loss": rows if settings.reduction == "none" else ()}
-    integer = jax.dtypes.canonicalize_dtype(np.int64)
-    dtypes = {"predicted": integer, "correct": integer}
-    return {name: jax.ShapeDtypeStruct(shapes.get(name, rows), dtypes.get(name, accumulator(input))) for name in names}
+def rows_of(input: jax.Array, axis: int) -> tuple[int, ...]:
+    """Return the shape of the rows of an array: its own without the dimension of the classes."""
+    return input.shape[:axis] + input.shape[axis:][1:]
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+# ---- calls -----------------------------------------------------------------------------------------------------------
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _call(
-    target: str, settings: Settings, results: tuple[tuple[str, Any], ...], arrays: dict[str, jax.Array]
+    settings: Settings, results: tuple[tuple[str, jax.ShapeDtypeStruct], ...], arrays: dict[str, jax.Array]
 ) -> list[jax.Array]:
+    numbers = {int: np.int64, float: np.float64, str: str}
     attributes = {
         "arguments": " ".join(arrays),
         "results": " ".join(name for name, _ in results),
-        "reduction": settings.reduction,
-        "ignore_index": np.int64(settings.ignore_index),
-        "label_smoothing": np.float64(settings.label_smoothing),
-        "lse_square_scale": np.float64(settings.lse_square_scale),
-        "temperature": np.float64(settings.temperature),
-        "denominator": np.float64(settings.denominator),
-        "num_threads": np.int64(settings.num_threads),
-        **{name: np.int64(each) if isinstance(each, int) else np.float64(each) for name, each in settings.others},
+        **{name: numbers[type(each)](each) for name, each in settings.attributes},
     }
-    specs = [spec for _, spec in results]
+    target, specs = f"ascend_grad_{settings.operator}", [spec for _, spec in results]
     return compiled_call(target, specs, tuple(arrays.values()), attributes, takes_batches=False)
 
 
 @_call.defjvp
-def _refuse_second_order(target: str, *_: object) -> NoReturn:
-    operator = target.removeprefix("ascend_grad_")
-    raise NotImplementedError(f"{operator}: the gradient cannot be differentiated once more")
+def _refuse_second_order(settings: Settings, *_: object) -> NoReturn:
+    raise NotImplementedError(f"{settings.operator}: the gradient cannot be differentiated once more")
 
 
-def call(target: str, settings: Settings, arrays: dict[str, jax.Array], results: Mapping[str, Any]) -> dict:
-    """Call the compiled function `target`, and return its results by name. It cannot be differentiated."""
-    return dict(zip(results, _call(target, settings, tuple(results.items()), arrays)))
+def _compute(
+    settings: Settings, arrays: dict[str, jax.Array], names: Sequence[str], gradients: Sequence[str]
+) -> dict[str, jax.Array]:
+    """Compute the results of these names, and the gradients with respect to these arrays. No result has derivatives."""
+    input = arrays["input"]
+    rows, integer = rows_of(input, settings.axis), jax.dtypes.canonicalize_dtype(np.int64)
+    results = {}
+    for name in names:
+        is_one = OUTPUTS[name].is_total if name in OUTPUTS else settings.is_reduced
+        dtype = integer if name in OUTPUTS and OUTPUTS[name].is_integer else accumulator(input)
+        results[name] = jax.ShapeDtypeStruct(() if is_one else rows, dtype)
+    for name in gradients:
+        results[f"{name}_grad"] = jax.ShapeDtypeStruct(arrays[name].shape, arrays[name].dtype)
+    return dict(zip(results, _call(settings, tuple(results.items()), arrays)))
 
 
-def given(arrays: Mapping[str, jax.Array | None]) -> dict[str, jax.Array]:
-    """Return the arrays that are not None."""
-    return {name: each for name, each in arrays.items() if each is not None}
+# ---- the gradient ----------------------------------------------------------------------------------------------------
+# Gradients of a mean or a sum are computed with the loss, so that logits are computed once, and scaled later. Gradients
+# of one loss per row are computed later, as upstream gradients must be applied before the sum over the rows. So are
+# gradients in float16: a loss scale must be applied before the rounding, in which the gradient of a mean would vanish.
+# If a requested output of a layer's loss has a gradient, all gradients are computed later, too: one call then applies
+# the upstream gradients of the loss and the outputs together.
 
 
-def refuse_gradients(operator: str, primals: Mapping[str, Any]) -> None:
-    """Raise for an argument that is differentiated, although the loss has no gradient for it."""
-    for name, each in primals.items():
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _loss(settings: Settings, layer: dict[str, jax.Array], others: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Compute the loss and its outputs. `layer` has the arrays that it has gradients for."""
+    return _compute(settings, {**layer, **others}, ("loss", *settings.outputs), ())
+
+
+def _loss_forward(settings: Settings, layer: dict[str, Any], others: dict[str, Any]) -> tuple[dict, tuple]:
+    for name, each in others.items():
         if each.perturbed and jnp.issubdtype(each.value.dtype, jnp.floating):
             message = "the loss has no gradient for it, got an array that is differentiated"
-            raise NotImplementedError(f"{operator}: {name}: {message} (jax.lax.stop_gradient(array) is not)")
+            message = f"{settings.operator}: {name}: {message} (jax.lax.stop_gradient(array) is not)"
+            raise NotImplementedError(message)
+    wanted = [name for name, each in layer.items() if each.perturbed]
+    arrays = {name: each.value for name, each in (layer | others).items()}
+    names = ("loss", *settings.outputs)
+    is_with_loss = settings.is_reduced and arrays["input"].dtype != jnp.float16 and not settings.saved
+    found = _compute(settings, arrays, tuple(dict.fromkeys((*names, *settings.saved))), wanted if is_with_loss else ())
+    gradients = {name: found.get(f"{name}_grad") for name in wanted}
+    saved = {name: found[name] for name in settings.saved}
+    return {name: found[name] for name in names}, (arrays, gradients, saved)
 
 
-def upstream(cotangents: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Return the upstream gradients, without the symbolic zeros."""
-    return {
-        name: each
+def _loss_backward(settings: Settings, residuals: tuple, cotangents: dict[str, Any]) -> tuple[dict, None]:
+    arrays, gradients, saved = residuals
+    upstream = {
+        f"grad_{name}": each
         for name, each in cotangents.items()
-        if name in ("loss", *DIFFERENTIABLE) and not isinstance(each, jax.custom_derivatives.SymbolicZero)
+        if name in ("loss", *_DIFFERENTIABLE) and not isinstance(each, jax.custom_derivatives.SymbolicZero)
     }
+    found: dict[str, jax.Array] = {}
+    if list(upstream) == ["grad_loss"] and None not in gradients.values():
+        found = {f"{name}_grad": _scaled(each, upstream["grad_loss"]) for name, each in gradients.items()}
+    elif upstream:
+        if list(upstream) != ["grad_loss"]:
+            upstream = {"grad_loss": jnp.zeros((), accumulator(arrays["input"])), **saved, **upstream}
+        names = () if "lse" in upstream else ("loss",)
+        found = _compute(settings, {**arrays, **upstream}, names, tuple(gradients))
+    return {name: found.get(f"{name}_grad") for name in arrays if name in _LAYER}, None
 
 
-def scaled(gradient: jax.Array, factor: jax.Array) -> jax.Array:
+_loss.defvjp(_loss_forward, _loss_backward, symbolic_zeros=True)
+_loss_on_any_mesh = compiled_in_manual_mesh(_loss)
+
+
+def _scaled(gradient: jax.Array, factor: jax.Array) -> jax.Array:
     """Multiply a gradient by one number, rounded once."""
     if (
         not isinstance(factor, jax.core.Tracer) and factor == 1
@@ -108,41 +156,44 @@ def scaled(gradient: jax.Array, factor: jax.Array) -> jax.Array:
     return (gradient.astype(factor.dtype) * factor).astype(gradient.dtype)
 
 
-def prepared(
-    operator: str, arrays: dict[str, Any], temperature: Any, others: Sequence[str] = (), **settings: Any
-) -> tuple[dict[str, jax.Array], Settings]:
-    """Check the arguments of a loss, and return its arrays and settings. `others` names settings of this loss alone."""
-    if isinstance(temperature, (jax.Array, np.ndarray)):
-        arrays = {**arrays, "temperature": temperature}
-    else:
-        settings["temperature"] = temperature
-        if isinstance(temperature, (list, tuple)) or getattr(temperature, "ndim", 0) != 0:
-            as_array(temperature, "temperature", operator)  # raises, as for every other array
-    found = {name: as_array(each, name, operator) for name, each in arrays.items()}
-    arguments, num_threads = check(operator, found, **settings)
-    return given(found), Settings(
-        reduction=arguments["reduction"],
-        ignore_index=arguments["ignore_index"],
-        label_smoothing=arguments["label_smoothing"],
-        lse_square_scale=arguments["lse_square_scale"],
-        temperature=arguments["temperature"] if "temperature" in settings else 1.0,
-        denominator=arguments["denominator"] or 0.0,
-        outputs=arguments["outputs"],
-        num_threads=num_threads,
-        others=tuple((name, arguments[name] or 0.0) for name in others),
-    )
+# ---- arguments -------------------------------------------------------------------------------------------------------
 
 
-def with_temperatures(arrays: dict[str, jax.Array], rows: tuple[int, ...]) -> dict[str, jax.Array]:
-    """Return the arrays with one temperature for each row, if one array of a single number holds for all rows."""
-    temperature = arrays.get("temperature")
-    if temperature is None or temperature.ndim:
-        return arrays
-    return {**arrays, "temperature": jnp.broadcast_to(temperature, rows).astype(accumulator(arrays["input"]))}
+def loss(operator: str, values: dict[str, Any]) -> Any:
+    """Compute what the function of a loss returns. `values` has its arguments by name."""
+    contract = OPERATORS[operator]
+    found, others = {}, {}
+    for name, value in values.items():
+        if name in _NUMBERS_OR_ROWS:
+            # Other arrays of rows are refused, as for every other argument.
+            is_array = isinstance(value, (list, tuple, jax.Array, np.ndarray)) or getattr(value, "ndim", 0) != 0
+        else:
+            is_array = name in contract.array_names or name in contract.optional_names
+        if is_array:
+            found[name] = as_array(value, name, operator)
+        else:
+            others[name] = value
+    arguments, num_threads = check(operator, found, **others)
+    constants: dict[str, Any] = dict.fromkeys(_NUMBERS_OR_ROWS, 1.0)  # for the options that are arrays
+    constants |= {name: 0.0 if arguments[name] is None else arguments[name] for name in others if name in arguments}
+    outputs = constants.pop("outputs")
 
-
-def sharded_results(found: dict[str, jax.Array], settings: Settings, input: jax.Array, axis: int) -> Any:
-    """Return what the function of a loss returns. The rows' numbers have the sharding of the rows of `input`."""
-    found = {name: sharded_as(each, input, axis) if each.ndim else each for name, each in found.items()}
-    names = ("loss", *settings.outputs)
-    return loss_result(names, map(found.__getitem__, names)) if settings.outputs else found["loss"]
+    arrays = {name: each for name, each in found.items() if each is not None}
+    if not arrays["input"].ndim:
+        arrays["input"] = arrays["input"].reshape(1)
+    input = arrays["input"]
+    axis = int(others.get("dim", -1)) % input.ndim - input.ndim
+    if "dim" in others:
+        constants["dim"] = axis
+    rows = rows_of(input, axis)
+    for name in _NUMBERS_OR_ROWS:
+        if name in arrays and not arrays[name].ndim:  # one number holds for all rows
+            arrays[name] = jnp.broadcast_to(arrays[name], rows).astype(accumulator(input))
+    arrays = aligned(arrays)
+    layer = {name: arrays.pop(name) for name in _LAYER if name in arrays}
+    settings = Settings(operator, axis, outputs, tuple({**constants, "num_threads": num_threads}.items()))
+    results = _loss_on_any_mesh(settings, layer, arrays)
+    # The rows' numbers have the sharding of the rows of `input`.
+    results = {name: sharded_as(each, input, axis) if each.ndim else each for name, each in results.items()}
+    names = ("loss", *outputs)
+    return loss_result(names, map(results.__getitem__, names)) if outputs else results["loss"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .. import _xla_rowwise
-from ..arguments import real_number
 from .arrays import as_array, check
 from .meshes import aligned, compiled_call, sharded_as
 
@@ -36,31 +36,37 @@ def _softmax_backward_wrt_output(grad: jax.Array, grad_output: jax.Array, output
 
 
 def _with_gradients(operator: str, backward_of_backward: Callable) -> tuple[Callable, Callable]:
-    """Return an operator along a dimension and its backward function; JAX can differentiate both."""
+    """Return an operator and its backward function; JAX can differentiate both.
 
-    @partial(jax.custom_vjp, nondiff_argnums=(2,))
-    def backward(grad_output, output, dim):
-        return _compute(f"{operator}_backward", grad_output, output, dim=dim)
+    Both take a setting, with its name, and arrays, the last of which may be a mask.
+    """
+
+    @partial(jax.custom_vjp, nondiff_argnums=(0,))
+    def backward(setting, *arrays):
+        return _compute(f"{operator}_backward", *arrays, **dict([setting]))
 
     backward.defvjp(
-        lambda grad_output, output, dim: (backward(grad_output, output, dim), (grad_output, output)),
-        lambda dim, saved, grad: backward_of_backward(grad, *saved, dim),
+        lambda setting, *arrays: (backward(setting, *arrays), arrays),
+        lambda setting, saved, grad: backward_of_backward(grad, *saved, setting[1]),
     )
 
-    @partial(jax.custom_vjp, nondiff_argnums=(1,))
-    def forward(input, dim):
-        return _compute(operator, input, dim=dim)
+    @partial(jax.custom_vjp, nondiff_argnums=(0,))
+    def forward(setting, *arrays):
+        return _compute(operator, *arrays, **dict([setting]))
 
-    def forward_with_output(input, dim):
-        output = forward(input, dim)
-        return output, output
+    def forward_with_output(setting, input, *mask):
+        output = forward(setting, input, *mask)
+        return output, (output, *mask)
 
-    forward.defvjp(forward_with_output, lambda dim, output, grad_output: (backward(grad_output, output, dim),))
+    def gradient(setting, saved, grad_output):
+        return backward(setting, grad_output, *saved), *[None] * (len(saved) - 1)
+
+    forward.defvjp(forward_with_output, gradient)
     return forward, backward
 
 
 def _softmax_backward_backward(grad, grad_output, output, dim):
-    return _softmax_backward(grad, output, dim), _softmax_backward_wrt_output(grad, grad_output, output, dim)
+    return _softmax_backward(("dim", dim), grad, output), _softmax_backward_wrt_output(grad, grad_output, output, dim)
 
 
 def _log_softmax_backward_backward(grad, grad_output, output, dim):
@@ -68,67 +74,42 @@ def _log_softmax_backward_backward(grad, grad_output, output, dim):
     return grad - jnp.sum(scaled, dim, keepdims=True), -jnp.sum(grad_output, dim, keepdims=True) * scaled
 
 
-_softmax, _softmax_backward = _with_gradients("softmax", _softmax_backward_backward)
-_log_softmax, _ = _with_gradients("log_softmax", _log_softmax_backward_backward)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _scaled_masked_softmax_backward(grad_output, y, mask, scale):
-    return _compute("scaled_masked_softmax_backward", grad_output, y, mask, scale=scale)
-
-
-def _scaled_masked_softmax_backward_backward(scale, saved, grad):
-    grad_output, y, mask = saved
+def _scaled_masked_softmax_backward_backward(grad, grad_output, y, mask, scale):
     wide = jnp.promote_types(grad.dtype, jnp.float32)  # the dtype in which the kernels scale
     grad = jnp.where(mask, 0, (grad.astype(wide) * scale).astype(grad.dtype))
-    return _softmax_backward(grad, y, -1), _softmax_backward_wrt_output(grad, grad_output, y, -1), None
+    return *_softmax_backward_backward(grad, grad_output, y, -1), None
 
 
-_scaled_masked_softmax_backward.defvjp(
-    lambda grad_output, y, mask, scale: (
-        _scaled_masked_softmax_backward(grad_output, y, mask, scale),
-        (grad_output, y, mask),
-    ),
-    _scaled_masked_softmax_backward_backward,
-)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _scaled_masked_softmax(x, mask, scale):
-    return _compute("scaled_masked_softmax", x, mask, scale=scale)
-
-
-def _scaled_masked_softmax_forward(x, mask, scale):
-    y = _scaled_masked_softmax(x, mask, scale)
-    return y, (y, mask)
-
-
-_scaled_masked_softmax.defvjp(
-    _scaled_masked_softmax_forward,
-    lambda scale, saved, grad_output: (_scaled_masked_softmax_backward(grad_output, *saved, scale), None),
-)
+_softmax, _softmax_backward = _with_gradients("softmax", _softmax_backward_backward)
+_FORWARD = {
+    "softmax": _softmax,
+    "log_softmax": _with_gradients("log_softmax", _log_softmax_backward_backward)[0],
+    "scaled_masked_softmax": _with_gradients("scaled_masked_softmax", _scaled_masked_softmax_backward_backward)[0],
+}
 
 
 # ---- public functions ------------------------------------------------------------------------------------------------
 
 
-def _along(function, input: jax.Array, dim: int) -> jax.Array:
-    """Call a softmax function with the dimension counted from the end, as a negative number."""
-    if input.ndim == 0:
-        return function(input.reshape(1), -1).reshape(())
-    (array,) = aligned({"input": input}).values()
-    return sharded_as(function(array, int(dim) % input.ndim - input.ndim), input)
+def _call(operator: str, arrays: dict[str, Any], **settings: Any) -> jax.Array:
+    """Check and compute an operator. A dimension is counted from the end, as a negative number."""
+    found = {name: as_array(each, name, operator) for name, each in arrays.items()}
+    arguments, _ = check(operator, found, **settings)
+    ((name, _),) = settings.items()
+    first, *mask = aligned(found).values()
+    if not first.ndim:
+        return _FORWARD[operator]((name, -1), first.reshape(1)).reshape(())
+    value = arguments[name] if name == "scale" else int(settings[name]) % first.ndim - first.ndim
+    return sharded_as(_FORWARD[operator]((name, value), first, *mask), first)
 
 
 def softmax(input: jax.Array, dim: int = -1) -> jax.Array:
-    """Compute the softmax along one dimension, like `jax.nn.softmax`.
+    """Compute the softmax along one dimension, like `ascend_grad.softmax` and `jax.nn.softmax`.
 
     Parameters
     ----------
-    input : jax.Array, shape (...)
-        Rank 0 to 8; float32, float16, bfloat16 or float64.
-    dim : int, default -1
-        The dimension that sums to one. Not traced.
+    input, dim
+        As in `ascend_grad.softmax`. `dim` is not traced.
 
     Returns
     -------
@@ -137,8 +118,8 @@ def softmax(input: jax.Array, dim: int = -1) -> jax.Array:
 
     Raises
     ------
-    ParamInvalidError
-        161002: a dtype, `dim` or the rank is not as described (a dtype or a kind: its subclass `ParamTypeError`).
+    AscendGradError
+        As `ascend_grad.softmax`.
 
     Examples
     --------
@@ -147,20 +128,16 @@ def softmax(input: jax.Array, dim: int = -1) -> jax.Array:
     >>> agj.softmax(jnp.zeros(2))
     Array([0.5, 0.5], dtype=float32)
     """
-    array = as_array(input, "input", "softmax")
-    check("softmax", {"input": array}, dim=dim)
-    return _along(_softmax, array, dim)
+    return _call("softmax", {"input": input}, dim=dim)
 
 
 def log_softmax(input: jax.Array, dim: int = -1) -> jax.Array:
-    """Compute the natural logarithm of the softmax along one dimension, like `jax.nn.log_softmax`.
+    """Compute the natural logarithm of the softmax, like `ascend_grad.log_softmax` and `jax.nn.log_softmax`.
 
     Parameters
     ----------
-    input : jax.Array, shape (...)
-        Rank 0 to 8; float32, float16, bfloat16 or float64.
-    dim : int, default -1
-        The dimension whose exponentials sum to one. Not traced.
+    input, dim
+        As in `ascend_grad.log_softmax`. `dim` is not traced.
 
     Returns
     -------
@@ -169,8 +146,8 @@ def log_softmax(input: jax.Array, dim: int = -1) -> jax.Array:
 
     Raises
     ------
-    ParamInvalidError
-        161002: a dtype, `dim` or the rank is not as described (a dtype or a kind: its subclass `ParamTypeError`).
+    AscendGradError
+        As `ascend_grad.log_softmax`.
 
     Examples
     --------
@@ -179,22 +156,16 @@ def log_softmax(input: jax.Array, dim: int = -1) -> jax.Array:
     >>> jnp.exp(agj.log_softmax(jnp.zeros(2)))
     Array([0.5, 0.5], dtype=float32)
     """
-    array = as_array(input, "input", "log_softmax")
-    check("log_softmax", {"input": array}, dim=dim)
-    return _along(_log_softmax, array, dim)
+    return _call("log_softmax", {"input": input}, dim=dim)
 
 
 def scaled_masked_softmax(x: jax.Array, mask: jax.Array, scale: float = 1.0) -> jax.Array:
-    r"""Compute the softmax over the last dimension of (-10000 where `mask` is True, else :math:`x\cdot` scale).
+    r"""Compute the scaled and masked softmax over the last dimension, like `ascend_grad.scaled_masked_softmax`.
 
     Parameters
     ----------
-    x : jax.Array, shape (B, N, S1, S2)
-        The input; float32, float16, bfloat16 or float64.
-    mask : jax.Array of bool, shape (B or 1, N or 1, S1, S2)
-        True where the position is masked out.
-    scale : float, default 1.0
-        Rounded to float32 first, except for float64 arrays. Not traced.
+    x, mask, scale
+        As in `ascend_grad.scaled_masked_softmax`. `scale` is not traced.
 
     Returns
     -------
@@ -203,8 +174,8 @@ def scaled_masked_softmax(x: jax.Array, mask: jax.Array, scale: float = 1.0) -> 
 
     Raises
     ------
-    ParamInvalidError
-        161002: a dtype or a shape is not as described (a dtype or a kind: its subclass `ParamTypeError`).
+    AscendGradError
+        As `ascend_grad.scaled_masked_softmax`.
 
     Examples
     --------
@@ -214,8 +185,4 @@ def scaled_masked_softmax(x: jax.Array, mask: jax.Array, scale: float = 1.0) -> 
     >>> agj.scaled_masked_softmax(jnp.zeros((1, 1, 1, 4)), mask)
     Array([[[[0.5, 0.5, 0. , 0. ]]]], dtype=float32)
     """
-    operator = "scaled_masked_softmax"
-    arrays = {"x": as_array(x, "x", operator), "mask": as_array(mask, "mask", operator)}
-    check(operator, arrays, scale=scale)
-    result = _scaled_masked_softmax(*aligned(arrays).values(), real_number(scale, "scale", operator))
-    return sharded_as(result, arrays["x"])
+    return _call("scaled_masked_softmax", {"x": x, "mask": mask}, scale=scale)

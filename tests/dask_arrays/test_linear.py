@@ -16,7 +16,7 @@ from samples import DTYPES, generator
 
 import ascend_grad as ag
 import ascend_grad.dask as agd
-from ascend_grad.dask import token_chunks
+from ascend_grad.dask import tasks
 
 
 def problem_of(shape: Shape, dtype: str, kind: str = "centred", **arguments) -> LinearProblem:
@@ -205,14 +205,14 @@ def test_equal_calls_are_the_same_tasks():
 
 def test_settings_reach_the_chunks(monkeypatch):
     seen = []
-    original = token_chunks.run
+    original = tasks.run
 
     def run(operator, values, out, backend, num_threads):
         given = dict(zip(operator.parameters, values))
         seen.append(given | {"backend": backend, "num_threads": num_threads})
         return original(operator, values, out, backend, num_threads)
 
-    monkeypatch.setattr(token_chunks, "run", run)
+    monkeypatch.setattr(tasks, "run", run)
     settings = {"workspace_bytes": 4 << 20, "filter_eps": 1e-9, "num_threads": 2}
     with ag.use_backend("reference"):
         result = cut(problem_of(Shape(31, 15, 8), "float32", **settings), (10, 21))
