@@ -24,6 +24,7 @@ import numpy as np
 import oracles
 import pytest
 import torch_npu_real
+from broken import copy_of_the_package
 from linear_samples import LINEAR, LinearProblem
 from samples import DTYPES, OPERATORS, Problem
 from stand_in import StandIn, build
@@ -450,6 +451,22 @@ def failing_malloc(tmp_path_factory) -> str:
 
 
 @pytest.fixture
+def copied_package(tmp_path: Path) -> Path:
+    """Return a folder with a copy of the package, in which a test breaks something."""
+    copy_of_the_package(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def no_forced_switches() -> Iterator[None]:
+    """Let Python threads run until they release the interpreter's lock themselves."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.fixture
 def no_garbage_collection() -> Iterator[None]:
     """Disable garbage collection during the test, so that only the tested code changes counts of objects.
 
@@ -458,6 +475,21 @@ def no_garbage_collection() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.fixture
+def assert_references_stay(no_garbage_collection) -> Callable[..., None]:
+    """Return a function that repeats calls, and checks that the counts of references to these objects stay."""
+
+    def check(calls: Callable[[], None], counted: Sequence[object], repeats: int) -> None:
+        calls()
+        before = [sys.getrefcount(item) for item in counted]
+        for _ in range(repeats):
+            calls()
+        grown = [sys.getrefcount(item) - count for item, count in zip(counted, before, strict=True)]
+        assert max(map(abs, grown)) < repeats / 2, grown
+
+    return check
 
 
 @pytest.fixture(scope="session")

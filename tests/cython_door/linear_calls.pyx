@@ -1,85 +1,46 @@
 # cython: language_level=3
 """The operators of ascend_grad.linear, for test_linear.py; each returns a status, or the bytes of a workspace."""
 
+from cython cimport floating
 from libc.stdint cimport int64_t, uint8_t, uint16_t
 
 from ascend_grad cimport linear
 from ascend_grad.linear cimport Dtype16
 
 
-def grad_workspace_float32(
-    const float[:, :] input, const float[:, :] weight, const float[:, :] softmax, float[:, :] input_grad,
-    float[:, :] weight_grad
+def grad_workspace(
+    const floating[:, :] input, const floating[:, :] weight, const floating[:, :] softmax, floating[:, :] input_grad,
+    floating[:, :] weight_grad
 ):
-    return linear.linear_cross_entropy_grad_workspace[float](input, weight, softmax, input_grad, weight_grad)
+    return linear.linear_cross_entropy_grad_workspace[floating](input, weight, softmax, input_grad, weight_grad)
 
 
-def grad_float32(
-    const float[::1] grad, const float[:, :] input, const float[:, :] weight, const uint8_t[::1] target_mask,
-    const int64_t[::1] masked_target, const float[::1] logits_max, const float[::1] sum_exp, const float[:, :] softmax,
-    float[:, :] input_grad, float[:, :] weight_grad, uint8_t[::1] workspace, int threads
+def grad(
+    const floating[::1] grad, const floating[:, :] input, const floating[:, :] weight, const uint8_t[::1] target_mask,
+    const int64_t[::1] masked_target, const floating[::1] logits_max, const floating[::1] sum_exp, const floating[:, :] softmax,
+    floating[:, :] input_grad, floating[:, :] weight_grad, uint8_t[::1] workspace, int threads
 ):
     cdef int result
     with nogil:
-        result = linear.linear_cross_entropy_grad[float](
+        result = linear.linear_cross_entropy_grad[floating](
             grad, input, weight, target_mask, masked_target, logits_max, sum_exp, softmax, input_grad, weight_grad,
             workspace, threads
         )
     return result
 
 
-def max_sum_workspace_float32(const float[:, :] input, const float[:, :] weight):
-    return linear.online_max_sum_workspace[float](input, weight)
+def max_sum_workspace(const floating[:, :] input, const floating[:, :] weight):
+    return linear.online_max_sum_workspace[floating](input, weight)
 
 
-def max_sum_float32(
-    const float[:, :] input, const float[:, :] weight, const int64_t[::1] target, int64_t start, int64_t end,
-    float[::1] logits_max, float[::1] sum_exp, float[::1] predicted, uint8_t[::1] target_mask,
+def max_sum(
+    const floating[:, :] input, const floating[:, :] weight, const int64_t[::1] target, int64_t start, int64_t end,
+    floating[::1] logits_max, floating[::1] sum_exp, floating[::1] predicted, uint8_t[::1] target_mask,
     int64_t[::1] masked_target, uint8_t[::1] workspace, int threads
 ):
     cdef int result
     with nogil:
-        result = linear.online_max_sum[float](
-            input, weight, target, start, end, logits_max, sum_exp, predicted, target_mask, masked_target, workspace,
-            threads
-        )
-    return result
-
-
-def grad_workspace_float64(
-    const double[:, :] input, const double[:, :] weight, const double[:, :] softmax, double[:, :] input_grad,
-    double[:, :] weight_grad
-):
-    return linear.linear_cross_entropy_grad_workspace[double](input, weight, softmax, input_grad, weight_grad)
-
-
-def grad_float64(
-    const double[::1] grad, const double[:, :] input, const double[:, :] weight, const uint8_t[::1] target_mask,
-    const int64_t[::1] masked_target, const double[::1] logits_max, const double[::1] sum_exp,
-    const double[:, :] softmax,
-    double[:, :] input_grad, double[:, :] weight_grad, uint8_t[::1] workspace, int threads
-):
-    cdef int result
-    with nogil:
-        result = linear.linear_cross_entropy_grad[double](
-            grad, input, weight, target_mask, masked_target, logits_max, sum_exp, softmax, input_grad, weight_grad,
-            workspace, threads
-        )
-    return result
-
-
-def max_sum_workspace_float64(const double[:, :] input, const double[:, :] weight):
-    return linear.online_max_sum_workspace[double](input, weight)
-
-
-def max_sum_float64(
-    const double[:, :] input, const double[:, :] weight, const int64_t[::1] target, int64_t start, int64_t end,
-    double[::1] logits_max, double[::1] sum_exp, double[::1] predicted, uint8_t[::1] target_mask,
-    int64_t[::1] masked_target, uint8_t[::1] workspace, int threads
-):
-    cdef int result
-    with nogil:
-        result = linear.online_max_sum[double](
+        result = linear.online_max_sum[floating](
             input, weight, target, start, end, logits_max, sum_exp, predicted, target_mask, masked_target, workspace,
             threads
         )
@@ -127,39 +88,20 @@ def max_sum_bits16(
     return result
 
 
-def top_k_workspace_float32(
-    const float[:, :] input, const float[:, :] weight, Py_ssize_t k, const double[::1] temperatures, const double[::1] bias
+def top_k_workspace(
+    const floating[:, :] input, const floating[:, :] weight, Py_ssize_t k, const double[::1] temperatures, const double[::1] bias
 ):
-    return linear.linear_top_k_workspace[float](input, weight, k, temperatures, bias)
+    return linear.linear_top_k_workspace[floating](input, weight, k, temperatures, bias)
 
 
-def top_k_float32(
-    const float[:, :] input, const float[:, :] weight, Py_ssize_t k, double temperature,
-    const double[::1] temperatures, const double[::1] bias, double logit_scale, double softcap, float[:, ::1] log_prob,
+def top_k(
+    const floating[:, :] input, const floating[:, :] weight, Py_ssize_t k, double temperature,
+    const double[::1] temperatures, const double[::1] bias, double logit_scale, double softcap, floating[:, ::1] log_prob,
     int64_t[:, ::1] index, uint8_t[::1] workspace, int threads
 ):
     cdef int result
     with nogil:
-        result = linear.linear_top_k[float](
-            input, weight, k, temperature, temperatures, bias, logit_scale, softcap, log_prob, index, workspace, threads
-        )
-    return result
-
-
-def top_k_workspace_float64(
-    const double[:, :] input, const double[:, :] weight, Py_ssize_t k, const double[::1] temperatures, const double[::1] bias
-):
-    return linear.linear_top_k_workspace[double](input, weight, k, temperatures, bias)
-
-
-def top_k_float64(
-    const double[:, :] input, const double[:, :] weight, Py_ssize_t k, double temperature,
-    const double[::1] temperatures, const double[::1] bias, double logit_scale, double softcap, double[:, ::1] log_prob,
-    int64_t[:, ::1] index, uint8_t[::1] workspace, int threads
-):
-    cdef int result
-    with nogil:
-        result = linear.linear_top_k[double](
+        result = linear.linear_top_k[floating](
             input, weight, k, temperature, temperatures, bias, logit_scale, softcap, log_prob, index, workspace, threads
         )
     return result
