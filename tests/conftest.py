@@ -66,7 +66,7 @@ ABOUT_ZARR = (
 ABOUT_PACKAGES = {
     "torch": (
         "tests/programs/test_fsdp.py",
-        "tests/pytorch",
+        "tests/torch",
         "tests/arrays/test_torch.py",
         "tests/parallel/test_hccl.py",
         "tests/parallel/test_torch.py",
@@ -84,10 +84,10 @@ ABOUT_PACKAGES = {
         "ascend_grad/parallel/process_group.py",
         "docs/torch.md",
     ),
-    "sklearn": ("tests/pytorch/test_import_last.py",),
+    "sklearn": ("tests/torch/test_import_last.py",),
     "jax": (
-        "tests/pytorch/test_import_last.py",
-        "tests/jax_arrays",
+        "tests/torch/test_import_last.py",
+        "tests/jax",
         "tests/arrays/test_jax.py",
         "tests/programs/test_shard_map.py",
         "tests/support/mesh_checks.py",
@@ -95,14 +95,14 @@ ABOUT_PACKAGES = {
         "docs/jax.md",
     ),
     "dask": (
-        "tests/dask_arrays",
+        "tests/dask",
         "tests/support/dask_chunks.py",
         "ascend_grad/dask",
         "docs/dask.md",
         *ABOUT_ZARR,
     ),
     "zarr": ABOUT_ZARR,
-    "torch_npu": ("tests/pytorch/test_npu_real.py",),
+    "torch_npu": ("tests/torch/test_npu_real.py",),
     "PyInstaller": ("tests/programs/test_frozen.py",),
     "mypy": ("tests/programs/test_types.py",),
     "mpi4py": ("tests/parallel/test_mpi.py", "ascend_grad/parallel/mpi.py"),
@@ -110,7 +110,7 @@ ABOUT_PACKAGES = {
 
 
 #: Tests of the test double of torch_npu, which is used if torch_npu is not installed.
-ABOUT_THE_DOUBLE = ("tests/pytorch/test_npu_double.py", "tests/pytorch/test_npu_breaks.py")
+ABOUT_THE_DOUBLE = ("tests/torch/test_npu_double.py", "tests/torch/test_npu_breaks.py")
 
 
 class Without:
