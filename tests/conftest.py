@@ -24,6 +24,7 @@ import numpy as np
 import oracles
 import pytest
 import torch_npu_real
+from broken import copy_of_the_package
 from linear_samples import LINEAR, LinearProblem
 from samples import DTYPES, OPERATORS, Problem
 from stand_in import StandIn, build
@@ -65,7 +66,7 @@ ABOUT_ZARR = (
 ABOUT_PACKAGES = {
     "torch": (
         "tests/programs/test_fsdp.py",
-        "tests/pytorch",
+        "tests/torch",
         "tests/arrays/test_torch.py",
         "tests/parallel/test_hccl.py",
         "tests/parallel/test_torch.py",
@@ -83,10 +84,10 @@ ABOUT_PACKAGES = {
         "ascend_grad/parallel/process_group.py",
         "docs/torch.md",
     ),
-    "sklearn": ("tests/pytorch/test_import_last.py",),
+    "sklearn": ("tests/torch/test_import_last.py",),
     "jax": (
-        "tests/pytorch/test_import_last.py",
-        "tests/jax_arrays",
+        "tests/torch/test_import_last.py",
+        "tests/jax",
         "tests/arrays/test_jax.py",
         "tests/programs/test_shard_map.py",
         "tests/support/mesh_checks.py",
@@ -94,14 +95,14 @@ ABOUT_PACKAGES = {
         "docs/jax.md",
     ),
     "dask": (
-        "tests/dask_arrays",
+        "tests/dask",
         "tests/support/dask_chunks.py",
         "ascend_grad/dask",
         "docs/dask.md",
         *ABOUT_ZARR,
     ),
     "zarr": ABOUT_ZARR,
-    "torch_npu": ("tests/pytorch/test_npu_real.py",),
+    "torch_npu": ("tests/torch/test_npu_real.py",),
     "PyInstaller": ("tests/programs/test_frozen.py",),
     "mypy": ("tests/programs/test_types.py",),
     "mpi4py": ("tests/parallel/test_mpi.py", "ascend_grad/parallel/mpi.py"),
@@ -109,7 +110,7 @@ ABOUT_PACKAGES = {
 
 
 #: Tests of the test double of torch_npu, which is used if torch_npu is not installed.
-ABOUT_THE_DOUBLE = ("tests/pytorch/test_npu_double.py", "tests/pytorch/test_npu_breaks.py")
+ABOUT_THE_DOUBLE = ("tests/torch/test_npu_double.py", "tests/torch/test_npu_breaks.py")
 
 
 class Without:
@@ -450,6 +451,22 @@ def failing_malloc(tmp_path_factory) -> str:
 
 
 @pytest.fixture
+def copied_package(tmp_path: Path) -> Path:
+    """Return a folder with a copy of the package, in which a test breaks something."""
+    copy_of_the_package(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def no_forced_switches() -> Iterator[None]:
+    """Let Python threads run until they release the interpreter's lock themselves."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.fixture
 def no_garbage_collection() -> Iterator[None]:
     """Disable garbage collection during the test, so that only the tested code changes counts of objects.
 
@@ -458,6 +475,21 @@ def no_garbage_collection() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
+
+
+@pytest.fixture
+def assert_references_stay(no_garbage_collection) -> Callable[..., None]:
+    """Return a function that repeats calls, and checks that the counts of references to these objects stay."""
+
+    def check(calls: Callable[[], None], counted: Sequence[object], repeats: int) -> None:
+        calls()
+        before = [sys.getrefcount(item) for item in counted]
+        for _ in range(repeats):
+            calls()
+        grown = [sys.getrefcount(item) - count for item, count in zip(counted, before, strict=True)]
+        assert max(map(abs, grown)) < repeats / 2, grown
+
+    return check
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from . import apply_npy
 from .apply_job import Job, takes_out
 from .errors import CommandError, out_of_memory
 from .exit_statuses import exit_statuses
-from .options import add_execution_options, add_file_options, progress_bar
+from .options import add_command, add_execution_options, add_file_options, progress_bar
 from .zarr_inputs import is_zarr, require_packages
 
 OPERATORS = (
@@ -51,6 +51,7 @@ INPUTS = {
 _NUMBERS = {"int": int, "float": float}
 DTYPES = {str(dtype): dtype for dtype in FLOATING_DTYPES}
 
+SUMMARY = "apply an operator to .npy files and Zarr arrays of any size"
 DESCRIPTION = """\
 Apply an operator to arrays of any size, in .npy files or in Zarr arrays.
 
@@ -87,15 +88,7 @@ them again.
 STATUSES = exit_statuses("all results are written")
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "apply",
-        help="apply an operator to .npy files and Zarr arrays of any size",
-        description=DESCRIPTION,
-        epilog=f"{EPILOG}\n{STATUSES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     subparsers = parser.add_subparsers(dest="operator", metavar="OP", required=True)
     for operator in OPERATORS:
         _add_operator(subparsers, operator)
@@ -104,14 +97,8 @@ def add_parser(subparsers) -> None:
 def _add_operator(subparsers, operator: Operator) -> None:
     function = getattr(ag, operator.name)
     summary = (inspect.getdoc(function) or "").partition("\n")[0].partition(":")[0].rstrip(".")
-    parser = subparsers.add_parser(
-        operator.name,
-        help=summary,
-        description=f"{summary}.",
-        epilog=f"{FILES}{ZARR if operator in table.ROWWISE else ''}\n{STATUSES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    end = f"{FILES}{ZARR if operator in table.ROWWISE else ''}\n{STATUSES}"
+    parser = add_command(subparsers, operator.name, help=summary, description=f"{summary}.", end=end)
     inputs = INPUTS | {"input": "the layer's input" if operator in table.LINEAR else "values to take the softmax of"}
     for name in operator.array_names:
         parser.add_argument(_option(name), required=True, metavar="FILE", help=inputs[name])
@@ -137,7 +124,7 @@ def _add_operator(subparsers, operator: Operator) -> None:
         parser.add_argument("--out-dtype", choices=DTYPES, help=text)
     add_file_options(parser)
     add_execution_options(parser)
-    parser.set_defaults(func=run, out_dtype=None)
+    parser.set_defaults(out_dtype=None)
 
 
 def run(args: argparse.Namespace) -> int:

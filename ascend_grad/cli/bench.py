@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..bench.case import Case
     from ..bench.results import Failure, Worst
 
+SUMMARY = "compare speed with NumPy, PyTorch and JAX, or measure accuracy"
 DESCRIPTION = """\
 Time the operators, NumPy's formulas, and PyTorch and JAX if they are installed: the least time of five turns, all sides
 in turn. "numpy 8.0×" means that NumPy takes 8 times as long; "numpy dot" is NumPy's fastest form if that is not the
@@ -71,15 +72,7 @@ STATUSES = exit_statuses(
 )
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "bench",
-        help="compare speed with NumPy, PyTorch and JAX, or measure accuracy",
-        description=DESCRIPTION,
-        epilog=f"{EPILOG}\n{STATUSES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="a choice of cases, a minute or two")
     parser.add_argument(
         "--filter",
@@ -112,7 +105,6 @@ def add_parser(subparsers) -> None:
     group.add_argument(
         "--max-elements", type=int, metavar="N", help="bound for the size of row-wise problems (default: 4194304)"
     )
-    parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:

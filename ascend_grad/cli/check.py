@@ -28,6 +28,7 @@ from .new_files import check_writable, write_report
 BACKENDS = tuple(sorted(name for name in REGISTRY if name != reference.NAME))
 DEFAULT = FROM_ENVIRONMENT if FROM_ENVIRONMENT in BACKENDS else "cpu"
 
+SUMMARY = "verify every operator against the reference, on the CPU or the NPU"
 DESCRIPTION = """\
 Compute a grid of cases with every operator and compare with the reference backend (float64 inside). An error is
 relative to the right value, or to the absolute tolerance where that is larger. For each operator and dtype:
@@ -117,15 +118,7 @@ class Row:
             self.largest_in_tolerances, self.worst_case = largest, label
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "check",
-        help="verify every operator against the reference, on the CPU or the NPU",
-        description=DESCRIPTION,
-        epilog=f"{EPILOG}\n{STATUSES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=BACKENDS, default=DEFAULT, help=f"who is checked (default: {DEFAULT})")
     parser.add_argument(
         "--filter",
@@ -134,7 +127,6 @@ def add_parser(subparsers) -> None:
         help="only operators and dtypes that contain it, as in 'softmax float16'",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
-    parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:

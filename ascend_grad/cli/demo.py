@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 #: Default number of steps: about a minute on two cores.
 STEPS = {"words": 110, "bytes": 600}
 
+SUMMARY = "train a language model with this library's gradients"
 DESCRIPTION = """\
 Train a language model on the source text of this Python's own standard library, about a minute on two cores.
 
@@ -58,22 +59,13 @@ STATUSES = exit_statuses(
 )
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "demo",
-        help="train a language model with this library's gradients",
-        description=DESCRIPTION,
-        epilog=f"{EPILOG}\n{STATUSES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", choices=list(STEPS), default="words", help="what it predicts (default: %(default)s)")
     default = ", ".join(f"{steps} for {model}" for model, steps in STEPS.items())
     parser.add_argument("--steps", type=_at_least(1), metavar="N", help=f"default: {default}")
     parser.add_argument("--seed", type=_at_least(0), default=0, metavar="N", help="default: %(default)s")
     parser.add_argument("--save-plot", type=Path, metavar="FILE", help="draw the loss to this file (needs matplotlib)")
     add_execution_options(parser)
-    parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,23 +10,16 @@ import ascend_grad as ag
 
 from .exit_statuses import exit_statuses
 
+SUMMARY = "show the version, the CPU variant, threads and backends"
 DESCRIPTION = """\
 Show what this installation is and what it found on this machine. That takes no time, and no file is written.
 """
+EPILOG = ""
 STATUSES = exit_statuses("it is shown, whatever was found")
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "info",
-        help="show the version, the CPU variant, threads and backends",
-        description=DESCRIPTION,
-        epilog=STATUSES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="the same, for programs")
-    parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The command line ``ascend-grad``. Each command is a module here: `add_parser` adds its options, `run` runs it."""
+"""The command line ``ascend-grad``. Each command is a module here with texts for its help, `add_options` and `run`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ..errors import AscendGradError
 from . import apply, bench, check, demo, info, score
 from .errors import CommandError
 from .exit_statuses import FAILED, exit_statuses
+from .options import add_command
 
 EPILOG = """\
 examples:
@@ -79,7 +80,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ascend-grad {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in (demo, apply, score, bench, check, info):
-        command.add_parser(subparsers)
+        name = command.__name__.rpartition(".")[2]
+        end = "\n".join(filter(None, (command.EPILOG, command.STATUSES)))
+        added = add_command(subparsers, name, help=command.SUMMARY, description=command.DESCRIPTION, end=end)
+        added.set_defaults(func=command.run)
+        command.add_options(added)
     return parser
 
 

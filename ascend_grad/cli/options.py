@@ -13,6 +13,18 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 
+def add_command(commands: Any, name: str, *, help: str, description: str, end: str) -> argparse.ArgumentParser:
+    """Add a command, or a command of a command, whose help keeps its lines as they are, and return its parser."""
+    return commands.add_parser(
+        name,
+        help=help,
+        description=description,
+        epilog=end,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
 def add_execution_options(parser: argparse.ArgumentParser) -> None:
     """Add ``--threads`` and ``--backend``."""
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the library's CPU calls")

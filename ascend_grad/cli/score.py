@@ -23,6 +23,7 @@ RESULTS = {
     "top_k_index": (("--top-k-index-out",), "the entries that these log-probabilities belong to"),
 }
 
+SUMMARY = "score tokens: log-probabilities, entropies and top-k of a linear layer's rows, from files of any size"
 DESCRIPTION = """\
 Score the rows of a linear layer's input: log-probabilities of targets, entropies, and the K most probable entries.
 
@@ -48,15 +49,7 @@ directory .NAME.ascend-grad-part next to it. The same command goes on from there
 STATUSES = exit_statuses("all results are written")
 
 
-def add_parser(subparsers) -> None:
-    parser = subparsers.add_parser(
-        "score",
-        help="score tokens: log-probabilities, entropies and top-k of a linear layer's rows, from files of any size",
-        description=DESCRIPTION,
-        epilog=f"{EPILOG}\n{STATUSES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("hidden", metavar="HIDDEN", help="the layer's input, shape (N, H); in messages also `input`")
     parser.add_argument("weight", metavar="WEIGHT", help="the layer's weight, shape (V, H), of the dtype of HIDDEN")
     parser.add_argument(
@@ -80,7 +73,6 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--workspace-bytes", type=int, metavar="N", help="memory of a call (default: the library's)")
     add_file_options(parser)
     add_execution_options(parser)
-    parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,9 @@ from faults import INVALID, TYPE, outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_samples import GRADIENT, LINEAR, LOSS, STATISTICS, WHOLE, problem_of
+from processes import with_resident
 from producers import Exchanged
+from python_threads import empty_on_threads, in_threads
 from samples import DTYPES, assert_identical, random_problem
 
 import ascend_grad as ag
@@ -352,17 +353,7 @@ def test_results_may_be_donated(elements):
 @pytest.mark.parametrize("elements", [16, 9 << 20])
 def test_a_result_is_freed_on_any_thread(elements):
     results = [ag.softmax(jnp.zeros(elements)) for _ in range(4)]
-
-    def drop() -> None:
-        while results:
-            results.pop()
-
-    threads = [threading.Thread(target=drop) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not results
+    empty_on_threads(results)
 
 
 def test_calls_from_several_threads():
@@ -373,42 +364,26 @@ def test_calls_from_several_threads():
         for _ in range(20):
             results.append(ag.softmax(jnp.array(x)))
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, work, work)
     assert len(results) == 60
     assert all(np.array_equal(result, right) for result in results)
 
 
 CALLS = """
-import gc, resource, sys
 import jax.numpy as jnp
 import ascend_grad as ag
 x, y = jnp.zeros((64, 128)), jnp.zeros((64, 128))
-
-def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
 
 def calls(count):
     for _ in range(count):
         ag.softmax_backward(x, y)
 
-calls(1000)
-gc.collect()
-before, references = resident(), sys.getrefcount(x)
-calls(5000)  # a result that stayed would be 32 KiB for each call
-gc.collect()
-grown = resident() - before
-assert sys.getrefcount(x) == references
-assert grown < 16 << 20, grown
+leave_nothing(calls, 1000, 5000, 16 << 20, x)  # a result that stayed would be 32 KiB for each call
 """
 
 
 def test_calls_leave_nothing_behind(run_script):
-    run_script(CALLS)
+    run_script(with_resident(CALLS))
 
 
 def test_the_interpreter_ends_while_results_live(run_script):
@@ -426,15 +401,3 @@ def test_the_interpreter_ends_while_results_live(run_script):
     print("done")
     """
     assert run_script(script).stdout == "done\n"
-
-
-def test_jax_is_never_imported(run_script):
-    script = """
-    import sys
-    import numpy as np
-    import ascend_grad as ag
-    ag.softmax(np.zeros(3), out=np.zeros(3))
-    ag.softmax([1.0])
-    print("jax" in sys.modules)
-    """
-    assert run_script(script).stdout == "False\n"

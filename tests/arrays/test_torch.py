@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 import warnings
 
 import numpy as np
@@ -14,6 +13,8 @@ from faults import INVALID, TYPE, outcome
 from hypothesis import given
 from hypothesis import strategies as st
 from linear_samples import GRADIENT, LINEAR, LOSS, STATISTICS, WHOLE, problem_of
+from processes import with_resident
+from python_threads import empty_on_threads
 from samples import BFLOAT16, DTYPES, assert_identical, random_problem
 from torch._subclasses import FakeTensorMode
 
@@ -349,15 +350,10 @@ def test_memory_is_shared_and_stays():
     tensors = [ag.softmax(x) for _ in range(8)]
     halves = [tensor[:500] for tensor in tensors]
     del tensors
-    threads = [threading.Thread(target=halves.clear) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    empty_on_threads(halves)
 
 
 CALLS = """
-import gc, resource, sys
 import torch
 from torch._subclasses import FakeTensorMode
 
@@ -369,24 +365,12 @@ def calls(count):
         ag.softmax_backward(x, y)
         ag.softmax_backward(x, y, out=out)
 
-def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
-
-calls(1000)
-gc.collect()
-before, references = resident(), sys.getrefcount(x)
-calls({count})
-gc.collect()
-grown = resident() - before
-assert sys.getrefcount(x) == references
-assert grown < 16 << 20, grown
-print(grown)
+leave_nothing(calls, 1000, 1_000_000, 16 << 20, x)
 """
 
 
 def test_calls_leave_nothing_behind(run_script):
-    run_script(CALLS.format(count=1_000_000))
+    run_script(with_resident(CALLS))
 
 
 def test_the_interpreter_ends_while_results_live(run_script):
@@ -451,15 +435,3 @@ def test_without_the_exchange_api(exchange: str, run_script):
         "layout torch.sparse_coo",
         "one on device meta",
     ]
-
-
-def test_torch_is_never_imported(run_script):
-    script = """
-    import sys
-    import numpy as np
-    import ascend_grad as ag
-    ag.softmax(np.zeros(3), out=np.zeros(3))
-    ag.softmax([1.0])
-    print("torch" in sys.modules)
-    """
-    assert run_script(script).stdout == "False\n"

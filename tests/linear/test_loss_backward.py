@@ -17,6 +17,7 @@ from loss_samples import (
     check_on_device,
     device_gradients,
     moved,
+    sizes_and_settings,
     unusual_gradients,
 )
 from samples import assert_identical, generator
@@ -29,9 +30,7 @@ BACKWARD = "linear_cross_entropy_backward"
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_on_every_variant(option, shape, dtype, cpu_engines):
-    sizes, settings = SHAPES[shape]
-    if dtype == "float64" and shape == "blocks":
-        sizes = Shape(200, 900, 64)
+    sizes, settings = sizes_and_settings(shape, dtype)
     forward, backward, upstream = backward_of(sizes, dtype, option)
     for _ in cpu_engines():
         check(ag.linear_cross_entropy_backward(**backward, **settings, backend="cpu"), forward, dtype, **upstream)

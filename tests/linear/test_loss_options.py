@@ -21,6 +21,7 @@ from loss_samples import (
     check_on_device,
     device_losses,
     moved,
+    sizes_and_settings,
     unusual_losses,
 )
 from samples import DTYPES, assert_identical, generator
@@ -31,9 +32,7 @@ import ascend_grad as ag
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_on_every_variant(option, shape, dtype, cpu_engines):
-    sizes, settings = SHAPES[shape]
-    if dtype == "float64" and shape == "blocks":
-        sizes = Shape(200, 900, 64)
+    sizes, settings = sizes_and_settings(shape, dtype)
     arguments = arguments_of(sizes, dtype, option)
     for _ in cpu_engines():
         check(ag.linear_cross_entropy(**arguments, **settings, backend="cpu"), arguments, dtype)

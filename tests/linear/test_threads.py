@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import itertools
 import subprocess
-import sys
 import threading
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from linear_samples import GRADIENT, LINEAR, LOSS, MODES, STATISTICS, WHOLE, LinearProblem, Shape, problem_of
+from python_threads import assert_other_threads_run, check_at_once
 from samples import DTYPES, Layout, assert_identical, laid_out
 
 import ascend_grad as ag
@@ -154,26 +151,11 @@ def test_many_python_threads_at_once(num_threads):
         for (operator, how), name, shape in itertools.product(HOW.values(), DTYPES, [(5, 30, 7), (150, 400, 33)])
     ]
     expected = [compute(problem, num_threads=1) for problem in problems]
-    start = threading.Barrier(6)
-
-    def work(first: int) -> None:
-        start.wait()
-        for i in range(len(problems)):
-            at = (first * 7 + i) % len(problems)
-            assert_same(compute(problems[at], num_threads=num_threads), expected[at])
-
-    with ThreadPoolExecutor(6) as pool:
-        for done in [pool.submit(work, first) for first in range(6)]:
-            done.result()
-
-
-@pytest.fixture
-def no_forced_switches() -> Iterator[None]:
-    """Let Python threads run until they release the interpreter's lock themselves."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000)
-    yield
-    sys.setswitchinterval(interval)
+    checks = [
+        lambda problem=problem, right=right: assert_same(compute(problem, num_threads=num_threads), right)
+        for problem, right in zip(problems, expected, strict=True)
+    ]
+    check_at_once(checks, threads=6, stride=7)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
@@ -181,27 +163,7 @@ def no_forced_switches() -> Iterator[None]:
 def test_other_python_threads_run_during_a_call(how, num_threads, no_forced_switches):
     operator, settings = HOW[how]
     problem = problem_of(operator, SHAPES["square"], "float32", **settings)
-    ticks, stop = 0, threading.Event()
-
-    def tick() -> None:
-        nonlocal ticks
-        while not stop.is_set():
-            ticks += 1
-            time.sleep(0)
-
-    other = threading.Thread(target=tick)
-    other.start()
-    try:
-        for _ in range(500):
-            before = ticks
-            compute(problem, num_threads=num_threads)
-            if ticks > before:
-                break
-        else:
-            pytest.fail("another thread never ran while calls were computing")
-    finally:
-        stop.set()
-        other.join()
+    assert_other_threads_run(lambda: compute(problem, num_threads=num_threads))
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])

@@ -7,13 +7,11 @@ failure shows that the tests over the test double find such an error.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from broken import compile_module, copy_of_the_package, environment, replace, run
-from stand_in import build
+from broken import compile_module, problems_of, replace
 
 
 @dataclass(frozen=True)
@@ -340,35 +338,19 @@ if device.live():
 """
 
 
-def problems_of(folder: Path, large: bool) -> str:
-    """Run the check on the copy in this folder, and return the check's output, which is empty without errors."""
-    home = build("split")
-    settings = environment(folder) | {"ASCEND_HOME_PATH": str(home), "OMP_NUM_THREADS": "1"}
-    arguments = Path(__file__).parents[1] / "support", home, "large" if large else "small"
-    done = run(sys.executable, "-P", "-c", CHECK, *arguments, env=settings, timeout=280)
-    crash = f"ended with {done.returncode}\n{done.stderr}" if done.returncode else ""
-    return done.stdout + crash
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    copy_of_the_package(tmp_path)
-    return tmp_path
-
-
-def test_unbroken_copy_passes(folder: Path) -> None:
+def test_unbroken_copy_passes(copied_package: Path) -> None:
     for module in ("_acl", "_aclnn"):
-        compile_module(folder, module)
-    assert problems_of(folder, large=True) == ""
-    assert problems_of(folder, large=False) == ""
+        compile_module(copied_package, module)
+    assert problems_of(copied_package, CHECK, "large") == ""
+    assert problems_of(copied_package, CHECK, "small") == ""
 
 
 @pytest.mark.parametrize("name", BREAKS)
-def test_break_is_caught(folder: Path, name: str) -> None:
+def test_break_is_caught(copied_package: Path, name: str) -> None:
     broken = BREAKS[name]
-    replace(folder / broken.file, broken.right, broken.wrong)
+    replace(copied_package / broken.file, broken.right, broken.wrong)
     for module in broken.modules:
-        compile_module(folder, module)
-    problems = problems_of(folder, broken.large)
+        compile_module(copied_package, module)
+    problems = problems_of(copied_package, CHECK, "large" if broken.large else "small")
     assert problems, "nothing was caught"
     assert broken.caught in problems

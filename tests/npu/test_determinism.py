@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from linear_samples import LINEAR, WHOLE
 from npu_samples import X, problem_for, results_of, to_device
+from python_threads import in_threads
 from samples import OPERATORS, random_problem
 from stand_in import StandIn, build
 
@@ -144,11 +145,7 @@ def test_threads_do_not_disturb_one_another(option, device: StandIn) -> None:
             for _ in range(calls):
                 ag.softmax(X, backend="npu")
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[work] * 4)
     assert device.counter("deterministic_launches") == device.counter("launches") == 4 * calls
     assert option.get() == 0
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from processes import in_thread
+from python_threads import in_threads
 from stand_in import StandIn, build
 
 import ascend_grad as ag
@@ -60,7 +60,7 @@ def test_a_thread_that_is_bound_keeps_to_its_device(other, device: StandIn) -> N
         assert npu.get_device() == npu.asarray(X).device == 0
         assert other.context() == before
 
-    in_thread(work)
+    in_threads(work)
 
 
 def test_a_context_of_their_own_counts_too(other, device: StandIn) -> None:
@@ -72,7 +72,7 @@ def test_a_context_of_their_own_counts_too(other, device: StandIn) -> None:
         assert other.context() == context
         other.destroy_context(context)
 
-    in_thread(work)
+    in_threads(work)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_a_thread_that_nobody_has_bound_works_on_device_0(other, array_on_device
         other.set_device(0)
         assert npu.get_device() == npu.asarray(X).device == 0
 
-    in_thread(work)
+    in_threads(work)
 
 
 @pytest.mark.parametrize("how", ["computing", "copying", "freeing"])
@@ -114,7 +114,7 @@ def test_work_on_arrays_of_another_device_is_no_choice(how, other, array_on_devi
         other.set_device(0)
         assert npu.get_device() == 0
 
-    in_thread(work)
+    in_threads(work)
 
 
 @pytest.mark.parametrize("said", [None, 0, 1])
@@ -148,7 +148,7 @@ def test_the_context_survives_calls_errors_and_releases(said, other, array_on_de
         npu.release()
         assert other.context() == before
 
-    in_thread(work)
+    in_threads(work)
 
 
 def test_the_environment_goes_before_the_binding(run_script) -> None:

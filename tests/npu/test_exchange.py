@@ -1,7 +1,7 @@
 """Test the exchange of arrays on the device with other libraries, by DLPack and by sharing memory.
 
 Neither torch nor torch_npu is needed, as this file defines the other library. The other library's tensors have only the
-attributes that `ascend_grad` reads of torch_npu's tensors. `tests/pytorch/test_npu.py` tests torch's own tensors.
+attributes that `ascend_grad` reads of torch_npu's tensors. `tests/torch/test_npu.py` tests torch's own tensors.
 """
 
 from __future__ import annotations

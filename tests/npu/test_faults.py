@@ -7,15 +7,16 @@ call works.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import pickle
-import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from linear_samples import GRADIENT, LINEAR, problem_of
+from npu_samples import attempts_with_a_fault
+from python_threads import in_threads
 from samples import MASKED, OPERATORS, random_problem
 from stand_in import StandIn, build
 
@@ -124,6 +125,9 @@ def assert_clear(error: ag.AscendGradError, code: int) -> None:
     assert "a fault was injected here" in error.runtime_message
 
 
+failed_clearly = partial(assert_clear, code=FAILED)
+
+
 @pytest.mark.parametrize("code", [FAILED, OUT_OF_MEMORY])
 @pytest.mark.parametrize("start", ["cold", "warm"])
 def test_every_call_fails_once(device: StandIn, case: Case, start: str, code: int) -> None:
@@ -192,20 +196,11 @@ def test_function_that_always_fails(device: StandIn, case: Case, function: str) 
 
 def struck_one_after_another(device: StandIn, attempt: Callable[[], None]) -> int:
     """Let every call of the runtime fail in an attempt of its own, and count the attempts that raise."""
-    nth, struck = 0, 0
-    while True:
-        nth += 1
-        npu.release()
-        device.reset()
-        device.fail("*", nth, FAILED)
-        try:
-            attempt()
-        except ag.AscendGradError as error:
-            assert_clear(error, FAILED)
-            struck += 1
+    struck = 0
+    for has_raised in attempts_with_a_fault(device, "*", FAILED, attempt, failed_clearly, npu.release):
+        struck += has_raised
         assert device.violations() == []
-        if device.faults_left():
-            return struck
+    return struck
 
 
 def test_copies_to_the_device_and_back(device: StandIn) -> None:
@@ -271,19 +266,10 @@ def test_a_context_that_cannot_be_read_is_not_replaced(device: StandIn) -> None:
 
     before, failed = bound(), 0
     for call in (lambda: ag.softmax(x), x.numpy, lambda: ag.workspace_size("softmax", x)):
-        for nth in itertools.count(1):
-            device.reset()
-            device.fail("aclrtGetCurrentContext", nth, FAILED)
-            try:
-                call()
-            except ag.AclError as error:
-                assert_clear(error, FAILED)
-                failed += 1
-            is_over = device.faults_left()
+        for has_raised in attempts_with_a_fault(device, "aclrtGetCurrentContext", FAILED, call, failed_clearly):
+            failed += has_raised
             device.reset()
             assert bound() == before
-            if is_over:
-                break
     assert failed
     np.testing.assert_array_equal(ag.softmax(x).numpy(), np.full((2, 3), 1 / 3, np.float32))
     for nth in range(1, 4):  # memory is released even if the thread's device cannot be restored
@@ -398,11 +384,7 @@ def test_threads_with_faults_in_between(device: StandIn) -> None:
 
     for nth in range(7, 3000, 61):
         device.fail("*", nth, FAILED)
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(work, number) for number in range(4)))
     assert wrong == []
     assert failed
     assert device.violations() == []

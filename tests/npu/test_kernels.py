@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 from linear_samples import GRADIENT, LOSS, STATISTICS, WHOLE
+from python_threads import in_threads
 from stand_in import StandIn, build
 
 import ascend_grad as ag
@@ -145,11 +146,7 @@ def test_many_threads_find_it_out_at_once(device: StandIn, caplog) -> None:
         together.wait()
         results.append(ag.softmax(X))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[work] * 4)
     assert len(results) == 4
     for result in results:
         np.testing.assert_array_equal(result, RIGHT)

@@ -12,7 +12,7 @@ import pytest
 from faults import Noted
 from linear_samples import GRADIENT, LOSS, STATISTICS, WHOLE, problem_of
 from npu_samples import COPIES, X, counts, problem_for, results_of
-from processes import in_thread
+from python_threads import in_threads
 from samples import MASKED, OPERATORS, assert_identical, random_problem
 
 import ascend_grad as ag
@@ -45,7 +45,7 @@ def test_steady_state(any_operator, device):
             assert device.counter("bytes_d2h") == sum(result.nbytes for result in results)
             assert device.counter("synchronizations") == 1
 
-    in_thread(work)  # another test may have bound this thread to a device
+    in_threads(work)  # another test may have bound this thread to a device
 
 
 def test_large_arrays_go_in_chunks(device):

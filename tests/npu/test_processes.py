@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from npu_samples import X, chain, chain_arguments, results_of
+from python_threads import in_threads
 from samples import assert_identical
 from stand_in import build
 
@@ -101,34 +103,25 @@ def test_a_runtime_that_does_not_end_is_left_to_itself(run_script):
 
 def test_four_threads(device):
     """Four threads get the right results. Two threads use the second device, and host and device arrays alternate."""
-    errors = []
     arguments = chain_arguments()
     expected = [result.numpy() if isinstance(result, npu.DeviceArray) else result for result in chain(*arguments)]
 
     def work(number: int) -> None:
-        try:
-            npu.set_device(number % 2)
-            random = np.random.default_rng(number)
-            for round_ in range(12):
-                x = random.standard_normal((50 + number, 300)).astype(np.float32)
-                g = random.standard_normal(x.shape).astype(np.float32)
-                y = ag.softmax(npu.asarray(x) if round_ % 2 else x)
-                result = ag.softmax_backward(npu.asarray(g) if round_ % 2 else g, y)
-                result = result.numpy() if round_ % 2 else result
-                right = ag.softmax_backward(g, ag.softmax(x, backend="cpu"), backend="cpu")
-                np.testing.assert_allclose(result, right, rtol=1e-4, atol=1e-7)
-                results = chain(*map(npu.asarray, arguments) if round_ % 2 else arguments)
-                for result, right in zip(results_of(results), expected, strict=True):
-                    assert_identical(result, right)
-        except BaseException as error:
-            errors.append(error)
+        npu.set_device(number % 2)
+        random = np.random.default_rng(number)
+        for round_ in range(12):
+            x = random.standard_normal((50 + number, 300)).astype(np.float32)
+            g = random.standard_normal(x.shape).astype(np.float32)
+            y = ag.softmax(npu.asarray(x) if round_ % 2 else x)
+            result = ag.softmax_backward(npu.asarray(g) if round_ % 2 else g, y)
+            result = result.numpy() if round_ % 2 else result
+            right = ag.softmax_backward(g, ag.softmax(x, backend="cpu"), backend="cpu")
+            np.testing.assert_allclose(result, right, rtol=1e-4, atol=1e-7)
+            results = chain(*map(npu.asarray, arguments) if round_ % 2 else arguments)
+            for result, right in zip(results_of(results), expected, strict=True):
+                assert_identical(result, right)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    in_threads(*(partial(work, number) for number in range(4)))
 
 
 def test_the_threads_own_context_is_given_back(device):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import stand_in
 from acl_client import D2D, D2H, H2D, H2H, Acl, StatusError, broken, softmax
-from processes import in_thread
+from python_threads import in_threads
 
 BF16 = ml_dtypes.bfloat16
 
@@ -302,7 +302,7 @@ def test_thread_without_device(acl, double) -> None:
         assert error.value.code == 107002
         broken(double, "no aclrtSetDevice on this thread")
 
-    in_thread(body)
+    in_threads(body)
 
 
 def test_devices_are_separate(acl, double) -> None:
@@ -414,7 +414,7 @@ def test_messages_are_per_thread_and_gone_once_read(acl, double) -> None:
     double.fail("aclrtMalloc", 1, 207001)
     with pytest.raises(StatusError):
         acl.malloc(16)
-    in_thread(lambda: pytest.fail("of another thread") if acl.aclGetRecentErrMsg() else None)
+    in_threads(lambda: pytest.fail("of another thread") if acl.aclGetRecentErrMsg() else None)
     assert b"aclrtMalloc" in acl.aclGetRecentErrMsg()
     assert acl.aclGetRecentErrMsg() is None
 
@@ -458,7 +458,7 @@ def test_an_option_needs_a_context(acl, double) -> None:
     def without_context() -> None:
         assert acl.aclrtCtxSetSysParamOpt(0, 1) == 107002
 
-    in_thread(without_context)
+    in_threads(without_context)
     broken(double, "no aclrtSetDevice on this thread")
 
 

@@ -29,14 +29,19 @@ def copy(acl: Acl, to: int, source: int, stream: int) -> None:
     assert acl.aclrtMemcpyAsync(to, 16, source, 16, D2D, stream) == 0
 
 
+def copies_on_two_streams(acl: Acl, double) -> tuple[np.ndarray, list[int], list[int]]:
+    """Return values, three places in memory of which the first has them, and two streams, on a slow device."""
+    double.set_delay(20_000)
+    values = np.arange(16, dtype=np.uint8)
+    streams = [acl.stream(), acl.stream()]
+    return values, [acl.to_device(each) for each in (values, 0 * values, 0 * values)], streams
+
+
 # ---- events ----------------------------------------------------------------------------------------------------------
 
 
 def test_what_waits_for_an_event_comes_after_it(acl, double, event) -> None:
-    double.set_delay(20_000)
-    values = np.arange(16, dtype=np.uint8)
-    first, second = acl.stream(), acl.stream()
-    source, middle, last = (acl.to_device(each) for each in (values, 0 * values, 0 * values))
+    values, (source, middle, last), (first, second) = copies_on_two_streams(acl, double)
     mark = event()
     copy(acl, middle, source, first)
     assert acl.aclrtRecordEvent(mark, first) == 0
@@ -49,10 +54,7 @@ def test_what_waits_for_an_event_comes_after_it(acl, double, event) -> None:
 
 
 def test_what_comes_after_the_event_is_not_waited_for(acl, double, event) -> None:
-    double.set_delay(20_000)
-    values = np.arange(16, dtype=np.uint8)
-    first, second = acl.stream(), acl.stream()
-    source, middle, last = (acl.to_device(each) for each in (values, 0 * values, 0 * values))
+    _, (source, middle, last), (first, second) = copies_on_two_streams(acl, double)
     mark = event()
     assert acl.aclrtRecordEvent(mark, first) == 0
     copy(acl, middle, source, first)

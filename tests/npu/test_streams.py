@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from acl_client import Acl
 from linear_samples import GRADIENT, LINEAR, problem_of
-from npu_samples import ALL, X, chain, chain_arguments, problem_for, results_of, to_device
+from npu_samples import ALL, X, attempts_with_a_fault, chain, chain_arguments, problem_for, results_of, to_device
+from python_threads import in_threads
 from samples import assert_identical
 from stand_in import StandIn, build
 
@@ -279,31 +280,18 @@ def test_every_call_fails_once(operator: str, streams: Streams, device: StandIn)
     there = to_device(arguments, named)
     handle = streams.new()
 
-    def attempt() -> list[np.ndarray]:
+    def attempt() -> None:
         with npu.stream(handle):
             results = getattr(ag, operator)(*there[0], **there[1])
         npu.synchronize()
-        return results_of(results)
-
-    nth = struck = 0
-    while True:
-        nth += 1
-        npu.release()
-        device.reset()
-        device.fail("*", nth, FAILED)
-        try:
-            results = attempt()
-        except ag.AclError as error:
-            assert_clear(error)
-            struck += 1
-        else:
-            for result, right in zip(results, rights, strict=True):
-                assert_identical(result, right)
-        if device.faults_left():
-            break
-        device.reset()
-        for result, right in zip(attempt(), rights, strict=True):
+        for result, right in zip(results_of(results), rights, strict=True):
             assert_identical(result, right)
+
+    struck = 0
+    for has_raised in attempts_with_a_fault(device, "*", FAILED, attempt, assert_clear, npu.release):
+        struck += has_raised
+        device.reset()
+        attempt()
         assert device.violations() == []
     assert struck > 5
     there = (), {}  # the streams may be destroyed once no array is left
@@ -332,11 +320,7 @@ def test_threads_that_read_one_result(streams: Streams, device: StandIn) -> None
     device.set_delay(SLOW)
     with npu.stream(streams.new()):
         y = ag.softmax(x)
-    readers = [threading.Thread(target=y.numpy) for _ in range(3)]
-    for reader in readers:
-        reader.start()
-    for reader in readers:
-        reader.join()
+    in_threads(*[y.numpy] * 3)
     assert device.violations() == []
 
 

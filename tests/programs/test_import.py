@@ -93,3 +93,26 @@ def test_no_module_needs_a_recent_libgomp():
     assert modules
     for module in modules:
         assert b"OMP_5" not in module.read_bytes(), module
+
+
+@pytest.mark.parametrize(
+    ("library", "newer", "text"),
+    [
+        ("torch", "torch.accelerator", "ascend_grad.torch needs torch 2.6 or newer, found 2."),
+        ("jax", "jax.enable_x64", "ascend_grad.jax needs JAX 0.8 or newer, found "),
+    ],
+)
+def test_libraries_that_are_too_old(library, newer, text, run_script):
+    pytest.importorskip(library)
+    run_script(
+        f"""
+        import {library}
+        del {newer}
+        try:
+            import ascend_grad.{library}
+        except ImportError as error:
+            assert str(error).startswith({text!r}), error
+        else:
+            raise AssertionError
+        """
+    )

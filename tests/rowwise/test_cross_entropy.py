@@ -284,35 +284,41 @@ def test_near_certain_targets(gap, shape, dim, dtype, cpu_engines):
             np.testing.assert_allclose(getattr(result, name), right[name].astype(np.float64), rtol=1e-4, err_msg=text)
 
 
-def test_finite_differences(cpu_engine):
+def assert_slopes(function, x, gradient):
+    """Check a gradient by central differences of a function in each element."""
     step = 1e-5
-    for options, K in [(OPTIONS[3], 0), (OPTIONS[7], 0), (SPARSE[2], 2)]:
-        arguments = random_arguments("differences", (4, 6), -1, "float64", options=options, K=K)
-        x, upstream = arguments["input"], arguments.get("grad_loss", 1.0)
-        gradient = cpu_engine.call("cross_entropy", **arguments).input_grad
-        for index in np.ndindex(x.shape):
-            sides = []
-            for sign in (1, -1):
-                moved = x.copy()
-                moved[index] += sign * step
-                sides.append(cpu_engine.call("cross_entropy", **arguments | {"input": moved}, return_grad=False).loss)
-            assert upstream * (sides[0] - sides[1]) / (2 * step) == pytest.approx(gradient[index], abs=1e-8)
-
-
-def test_finite_differences_of_outputs(cpu_engine):
-    step, names = 1e-5, ("lse", "log_prob", "entropy")
-    options = {f"grad_{name}": "rows" for name in names} | {"temperature": "rows", "outputs": names}
-    arguments = random_arguments("outputs", (4, 6), -1, "float64", options=options)
-    x = arguments["input"]
-    gradient = cpu_engine.call("cross_entropy", **arguments).input_grad
     for index in np.ndindex(x.shape):
         sides = []
         for sign in (1, -1):
             moved = x.copy()
             moved[index] += sign * step
-            result = cpu_engine.call("cross_entropy", **arguments | {"input": moved}, return_grad=False)
-            sides.append(result.loss + sum(np.sum(arguments[f"grad_{name}"] * getattr(result, name)) for name in names))
+            sides.append(function(moved))
         assert (sides[0] - sides[1]) / (2 * step) == pytest.approx(gradient[index], abs=1e-8)
+
+
+def test_finite_differences(cpu_engine):
+    for options, K in [(OPTIONS[3], 0), (OPTIONS[7], 0), (SPARSE[2], 2)]:
+        arguments = random_arguments("differences", (4, 6), -1, "float64", options=options, K=K)
+        x, upstream = arguments["input"], arguments.get("grad_loss", 1.0)
+        gradient = cpu_engine.call("cross_entropy", **arguments).input_grad
+
+        def loss(moved, arguments=arguments, upstream=upstream):
+            given = arguments | {"input": moved}
+            return upstream * cpu_engine.call("cross_entropy", **given, return_grad=False).loss
+
+        assert_slopes(loss, x, gradient)
+
+
+def test_finite_differences_of_outputs(cpu_engine):
+    names = ("lse", "log_prob", "entropy")
+    options = {f"grad_{name}": "rows" for name in names} | {"temperature": "rows", "outputs": names}
+    arguments = random_arguments("outputs", (4, 6), -1, "float64", options=options)
+
+    def total(moved):
+        result = cpu_engine.call("cross_entropy", **arguments | {"input": moved}, return_grad=False)
+        return result.loss + sum(np.sum(arguments[f"grad_{name}"] * getattr(result, name)) for name in names)
+
+    assert_slopes(total, arguments["input"], cpu_engine.call("cross_entropy", **arguments).input_grad)
 
 
 def test_gradients_of_outputs_of_few_rows_or_logits(cpu_engines):

@@ -243,7 +243,7 @@ def test_thousands_of_calls_leave_nothing_behind(run_script):
     run_script(with_resident(script))
 
 
-def test_reference_counts_stay(operator, backend, no_garbage_collection):
+def test_reference_counts_stay(operator, backend, assert_references_stay):
     shape = (1, 2, 3, 50) if operator in MASKED else (6, 50)
     function = getattr(ag, operator)
     for dtype in DTYPES.values():
@@ -261,12 +261,7 @@ def test_reference_counts_stay(operator, backend, no_garbage_collection):
                 with contextlib.suppress(ag.ParamInvalidError):
                     function(*arrays, **problem.settings, backend=backend, out=out[0])
 
-        calls()
-        before = [sys.getrefcount(item) for item in counted]
-        for _ in range(100):
-            calls()
-        grown = [sys.getrefcount(item) - count for item, count in zip(counted, before, strict=True)]
-        assert max(map(abs, grown)) < 50, grown
+        assert_references_stay(calls, counted, 100)
 
 
 def test_references_to_large_results_stay():

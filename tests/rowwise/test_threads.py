@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 import subprocess
-import sys
-import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from python_threads import assert_other_threads_run, check_at_once
 from samples import DTYPES, MASKED, OPERATORS, UNMASKED, Problem, assert_identical, random_problem
 
 import ascend_grad as ag
@@ -268,26 +266,11 @@ def test_many_python_threads_at_once(num_threads):
         for operator, name, shape in itertools.product(OPERATORS, DTYPES, [(7, 30), (300, 501)])
     ]
     expected = [compute(problem, num_threads=1) for problem in problems]
-    start = threading.Barrier(8)
-
-    def work(first: int) -> None:
-        start.wait()
-        for i in range(len(problems)):
-            at = (first * 5 + i) % len(problems)
-            assert_identical(compute(problems[at], num_threads=num_threads), expected[at])
-
-    with ThreadPoolExecutor(8) as pool:
-        for done in [pool.submit(work, first) for first in range(8)]:
-            done.result()
-
-
-@pytest.fixture
-def no_forced_switches() -> Iterator[None]:
-    """Let Python threads run until they release the interpreter's lock themselves."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1000)
-    yield
-    sys.setswitchinterval(interval)
+    checks = [
+        lambda problem=problem, right=right: assert_identical(compute(problem, num_threads=num_threads), right)
+        for problem, right in zip(problems, expected, strict=True)
+    ]
+    check_at_once(checks, threads=8, stride=5)
 
 
 @pytest.mark.parametrize("strided", [False, True])
@@ -297,27 +280,7 @@ def test_other_python_threads_run_during_a_call(num_threads, strided, no_forced_
     if strided:
         problem = problem.replaced(*(np.repeat(a, 2, 1)[:, ::2] for a in problem.arrays))
     out = np.empty(problem.shape, np.float32)
-    ticks, stop = 0, threading.Event()
-
-    def tick() -> None:
-        nonlocal ticks
-        while not stop.is_set():
-            ticks += 1
-            time.sleep(0)
-
-    other = threading.Thread(target=tick)
-    other.start()
-    try:
-        for _ in range(500):
-            before = ticks
-            compute(problem, num_threads=num_threads, out=out)
-            if ticks > before:
-                break
-        else:
-            pytest.fail("another thread never ran while calls were computing")
-    finally:
-        stop.set()
-        other.join()
+    assert_other_threads_run(lambda: compute(problem, num_threads=num_threads, out=out))
 
 
 # ---- Ctrl-C ----------------------------------------------------------------------------------------------------------

@@ -11,25 +11,13 @@ from samples import OPERATORS
 TESTS = Path(__file__).parents[1] / "support"
 
 SCRIPT = """
-    import ctypes, sys
+    import sys
     sys.path.insert(0, {tests!r})
     import numpy as np
+    from failing_malloc import ended, fail_at
     from linear_samples import PROBLEMS, Shape, problem_of
     from samples import DTYPES, MASKED, assert_identical, random_problem
     import ascend_grad as ag
-
-    library = ctypes.CDLL(None)
-    fail_at, has_failed = library.fail_at, library.has_failed
-    fail_at.argtypes = [ctypes.c_long]
-
-    def ended():
-        "Whether an allocation has failed; from now on none does. (These calls allocate, too.)"
-        try:
-            failed = bool(has_failed())
-            fail_at(0)
-        except (MemoryError, ctypes.ArgumentError):
-            return False
-        return failed
 
     def outs_of(results):
         "For each result, several arrays that can take it: plain, of another dtype, strided, swapped."

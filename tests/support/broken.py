@@ -9,7 +9,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from stand_in import compiler
+from stand_in import build, compiler
 
 import ascend_grad as ag
 
@@ -45,6 +45,15 @@ def copy_of_the_package(folder: Path) -> None:
     libraries = PACKAGE.with_name("ascend_grad.libs")
     if libraries.is_dir():
         os.symlink(libraries, folder / libraries.name)
+
+
+def problems_of(folder: Path, check: str, *arguments: str) -> str:
+    """Run a check of the NPU backend on the copy in this folder, and return its output, empty without errors."""
+    home = build("split")
+    settings = environment(folder) | {"ASCEND_HOME_PATH": str(home), "OMP_NUM_THREADS": "1"}
+    done = run(sys.executable, "-P", "-c", check, Path(__file__).parent, home, *arguments, env=settings, timeout=280)
+    crash = f"ended with {done.returncode}\n{done.stderr}" if done.returncode else ""
+    return done.stdout + crash
 
 
 def replace(path: Path, right: str, wrong: str) -> None:

@@ -23,6 +23,13 @@ SHAPES = {
     "few of both": (Shape(30, 30, 300), {}),
 }
 
+
+def sizes_and_settings(shape: str, dtype: str) -> tuple[Shape, dict]:
+    """Return one of the shapes for its sweep, smaller where float64 would take long, and the settings it needs."""
+    sizes, settings = SHAPES[shape]
+    return (Shape(200, 900, 64) if dtype == "float64" and shape == "blocks" else sizes), settings
+
+
 EVERY = ("lse", "log_prob", "entropy", "predicted", "correct")
 
 #: The names in a value stand for arrays that `arguments_of` makes.

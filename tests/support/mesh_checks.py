@@ -253,11 +253,15 @@ def summed(function: Callable, *axes: str) -> Callable:
     return lambda arrays: jax.lax.psum(total(function(arrays)), axes)
 
 
+def of_rows(case, function):
+    """Return the sum of a function's results where the rows are split over one axis."""
+    return jax.shard_map(summed(function, "a"), mesh=mesh_of(4), in_specs=(specs(case, "a"),), out_specs=P())
+
+
 @check(FEW)
 def gradients_outside(case):
     def make(function):
-        program = jax.shard_map(summed(function, "a"), mesh=mesh_of(4), in_specs=(specs(case, "a"),), out_specs=P())
-        return jax.jit(gradient(case, program))(case.arrays)
+        return jax.jit(gradient(case, of_rows(case, function)))(case.arrays)
 
     same_or_refused(make, case)
 
@@ -297,8 +301,7 @@ def arrays_that_vary_along_different_axes(case):
 @check(FEW)
 def without_jit(case):
     def make(function):
-        program = jax.shard_map(summed(function, "a"), mesh=mesh_of(4), in_specs=(specs(case, "a"),), out_specs=P())
-        return program(case.arrays)
+        return of_rows(case, function)(case.arrays)
 
     same_or_refused(make, case)
 
@@ -355,8 +358,7 @@ def one_axis_is_automatic(case):
 @check(FEW)
 def not_compiled(case):
     def make(function):
-        program = jax.shard_map(summed(function, "a"), mesh=mesh_of(4), in_specs=(specs(case, "a"),), out_specs=P())
-        return gradient(case, program)(case.arrays)
+        return gradient(case, of_rows(case, function))(case.arrays)
 
     same_or_refused(make, case)
 
@@ -364,7 +366,7 @@ def not_compiled(case):
 @check(["softmax", "log_softmax", "scaled_masked_softmax"])
 def gradients_of_gradients(case):
     def make(function):
-        program = jax.shard_map(summed(function, "a"), mesh=mesh_of(4), in_specs=(specs(case, "a"),), out_specs=P())
+        program = of_rows(case, function)
         return jax.jit(gradient(case, lambda arrays: total(gradient(case, program)(arrays))))(case.arrays)
 
     same_or_refused(make, case)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterator
+
 import ml_dtypes
 import numpy as np
 from linear_samples import GRADIENT, LOSS, STATISTICS, WHOLE, gradient_problem, problem_of
@@ -21,6 +24,34 @@ ALL = (*OPERATORS, GRADIENT, STATISTICS, LOSS, WHOLE)
 
 def counts(device, *names: str) -> dict[str, int]:
     return {name: device.counter(name) for name in names}
+
+
+def attempts_with_a_fault(
+    device,
+    function: str,
+    code: int,
+    attempt: Callable[[], object],
+    check: Callable[[ag.AclError], None],
+    prepare: Callable[[], None] = lambda: None,
+) -> Iterator[bool]:
+    """Let each call of a function of the runtime (any if "*") fail in an attempt of its own, and check its error.
+
+    Yield whether the attempt raised. The last attempt makes no call that fails.
+    """
+    for nth in itertools.count(1):
+        prepare()
+        device.reset()
+        device.fail(function, nth, code)
+        has_raised = False
+        try:
+            attempt()
+        except ag.AclError as error:
+            check(error)
+            has_raised = True
+        is_over = device.faults_left()
+        yield has_raised
+        if is_over:
+            return
 
 
 def problem_for(operator: str):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import torch
 from linear_samples import GRADIENT, LOSS, STATISTICS, WHOLE, problem_of
+from npu_samples import attempts_with_a_fault
 from samples import MASKED, OPERATORS, random_problem
 
 import ascend_grad as ag
@@ -78,20 +79,12 @@ def fails_and_recovers(call: Callable[[], list], functions: Sequence[str], devic
     rights = [values(each) for each in call()]
     before, context, struck = left(), bound_context(), 0
     for function in functions:
-        for nth in itertools.count(1):
-            device.reset()
-            device.fail(function, nth, 507899)
-            try:
-                call()
-            except ag.AclError as error:
-                assert_clear(error, function)
-                struck += 1
-            is_over = device.faults_left()
+        check = partial(assert_clear, function=function)
+        for has_raised in attempts_with_a_fault(device, function, 507899, call, check):
+            struck += has_raised
             device.reset()
             assert left() == before
             assert (torch_npu.npu.current_device(), bound_context()) == (0, context)
-            if is_over:
-                break
             for result, right in zip(call(), rights, strict=True):
                 np.testing.assert_array_equal(values(result), right)
             assert device.violations() == []

@@ -1,4 +1,4 @@
-"""Run the command line or ranks in processes, measure memory, run work on a thread, and name the CPU's features."""
+"""Run the command line or ranks in processes, measure memory, and name the CPU's features."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -97,28 +96,23 @@ RESIDENT = """
         \"\"\"Bytes: VmHWM is the largest resident size so far, RssAnon the anonymous memory now.\"\"\"
         with open("/proc/self/status") as lines:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))
+
+    def leave_nothing(calls, first, count, limit, *kept):
+        \"\"\"Check that calls after the first ones keep no memory beyond a limit, and no references to objects.\"\"\"
+        import gc, sys
+        calls(first)
+        gc.collect()
+        before, references = resident("VmRSS"), [sys.getrefcount(each) for each in kept]
+        calls(count)
+        gc.collect()
+        grown = resident("VmRSS") - before
+        assert [sys.getrefcount(each) for each in kept] == references
+        assert grown < limit, grown
 """
 
 
 def with_resident(script: str) -> str:
     return textwrap.dedent(RESIDENT) + textwrap.dedent(script)
-
-
-def in_thread(function) -> None:
-    """Run a function on a thread of its own, and raise its exception in the calling thread."""
-    errors = []
-
-    def guarded() -> None:
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=guarded)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
 
 
 def cpu_flags() -> set[str]:

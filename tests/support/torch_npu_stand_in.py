@@ -1,7 +1,7 @@
 """Provide a test double of torch_npu: tensors of type "npu" whose memory is in the test double of a device.
 
 Tests run on torch_npu itself if it is installed (`torch_npu_real`). This module serves all other environments, and
-tests that torch_npu refuses over the test double of a device (`pytorch/test_npu_double.py`, `test_npu_breaks.py`).
+tests that torch_npu refuses over the test double of a device (`torch/test_npu_double.py`, `test_npu_breaks.py`).
 Such tests use private formats, which need an older interface of operators, or submit work by themselves.
 
 The tensors are torch's own, with its dispatcher and autograd. This module replaces the layer below, which is

@@ -55,7 +55,8 @@
  * and the gradient of the general loss, whose formulas are in loss_row.h. top_k.h and
  * skinny_top_k.h have the largest logits of each row.
  * skinny_rows.h, skinny_logits.h, skinny_grads.h and skinny_epilogue.h have the unpacked products. kernels.h makes the table
- * for one kind of arithmetic and one instruction set; foreach_kind.h, dot.h, amx.h and bfmmla.h include it for all kinds.
+ * for one kind of arithmetic and one instruction set. foreach_kind.h includes it for float32 and float64; dot.h, amx.h and
+ * bfmmla.h include it by pairs.h, for pairs of bfloat16.
  *
  * Order of sums. A sum runs in one accumulator for at most AG_CHAIN terms, and chains are combined with compensation
  * (Knuth's two-sum). Blocks and chunks add partial sums to a result, with compensation if memory for it is given. A plan

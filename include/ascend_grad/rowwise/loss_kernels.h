@@ -257,33 +257,12 @@ AG_INLINE void K(loss_write_row)(const int kind, const int is_cached, const char
                                   : AG_GRADIENT(AG_LOAD_PARTIAL(a + (i) * AG_SIZE, count), w);                         \
         AG_STORE_PARTIAL(out + (i) * AG_SIZE, value, count);                                                           \
     } while (0)
-    ptrdiff_t i = 0;
-    /* Non-temporal stores write only whole cache lines, as in write_results. */
-    const ptrdiff_t before = (ptrdiff_t)(-(uintptr_t)out % 64);
-    if (nontemporal && before % AG_SIZE == 0 && n * AG_SIZE >= (before ? 2048 : 256)) {
-        for (; i + VL <= before / AG_SIZE; i += VL) AG_STORE(out + i * AG_SIZE, AG_VALUE(i));
-        if (i < before / AG_SIZE) {
-            AG_WRITE_PARTIAL(i, before / AG_SIZE - i);
-            i = before / AG_SIZE;
-        }
-        for (; i + AG_LINES <= n; i += AG_LINES) {
-            AG_UNROLL(4)
-            for (int j = 0; j < AG_LINES; j += 2 * VL) AG_WRITE_TWO(i + j, AG_STORE_NT, AG_STORE_NT_TWO);
-            for (ptrdiff_t byte = i * AG_SIZE; next && byte < (i + AG_LINES) * AG_SIZE; byte += 64) {
-                __builtin_prefetch(next + byte, 0, 2);
-            }
-        }
-    }
-    for (; i + 4 * VL <= n; i += 4 * VL) {
-        AG_WRITE_TWO(i, AG_STORE, AG_STORE_TWO);
-        AG_WRITE_TWO(i + 2 * VL, AG_STORE, AG_STORE_TWO);
-    }
-    for (; i + VL <= n; i += VL) AG_STORE(out + i * AG_SIZE, AG_VALUE(i));
-    if (i < n) AG_WRITE_PARTIAL(i, n - i);
+#define AG_AFTER_LINES(i)                                                                                              \
+    for (ptrdiff_t byte = (i) * AG_SIZE; next && byte < ((i) + AG_LINES) * AG_SIZE; byte += 64)                        \
+        __builtin_prefetch(next + byte, 0, 2)
+#define AG_AFTER_VECTORS(i)
+#include "write_row.h"
 #undef AG_GRADIENT
-#undef AG_VALUE
-#undef AG_WRITE_TWO
-#undef AG_WRITE_PARTIAL
 }
 
 AG_INLINE void K(loss_write_rows)(const int kind, const ag_tile *tile, const ag_loss_rows *rows)

@@ -42,8 +42,9 @@
  * up to 16 KiB, which mostly stay in L1. Exponentials of longer rows are computed twice, which costs less than a memory
  * pass.
  *
- * Files: ops.h has the formulas of the operators; sums.h, rows.h, narrow.h and columns.h the loops; loss_kernels.h
- * the kernels of the cross-entropy; kernels.h the entry points and the table for one dtype and instruction set; foreach_dtype.h all dtypes.
+ * Files: ops.h has the formulas of the operators; sums.h, rows.h, narrow.h and columns.h the loops; write_row.h the loop
+ * that writes a row; loss_kernels.h the kernels of the cross-entropy; kernels.h the entry points and the table for one
+ * dtype and instruction set; foreach_dtype.h all dtypes.
  */
 #ifndef ASCEND_GRAD_ROWWISE_H
 #define ASCEND_GRAD_ROWWISE_H

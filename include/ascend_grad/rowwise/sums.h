@@ -170,32 +170,11 @@ AG_INLINE void K(write_results)(const int op, const int varying, const char *a, 
                                          K(get_mask_partial)(masked, mask, i, count), scale, shift_, factor_),         \
                          count);                                                                                       \
     } while (0)
-    ptrdiff_t i = 0;
-    /* Non-temporal stores write only whole cache lines, as a line that is also written by ordinary stores is slow.
-     * Short rows that begin and end with part of a line are better written by ordinary stores alone. */
-    const ptrdiff_t before = (ptrdiff_t)(-(uintptr_t)out % 64);
-    if (nontemporal && before % AG_SIZE == 0 && n * AG_SIZE >= (before ? 2048 : 256)) {
-        for (; i + VL <= before / AG_SIZE; i += VL) AG_STORE(out + i * AG_SIZE, AG_VALUE(i));
-        if (i < before / AG_SIZE) {
-            AG_WRITE_PARTIAL(i, before / AG_SIZE - i);
-            i = before / AG_SIZE;
-        }
-        for (; i + AG_LINES <= n; i += AG_LINES) {
-            AG_UNROLL(4)
-            for (int j = 0; j < AG_LINES; j += 2 * VL) AG_WRITE_TWO(i + j, AG_STORE_NT, AG_STORE_NT_TWO);
-            if (prefetch) K(prefetch_next_rows)(op, prefetch, i, AG_LINES);
-        }
-    }
-    for (; i + 4 * VL <= n; i += 4 * VL) {
-        AG_WRITE_TWO(i, AG_STORE, AG_STORE_TWO);
-        AG_WRITE_TWO(i + 2 * VL, AG_STORE, AG_STORE_TWO);
-        if (varying && prefetch) K(prefetch_next_rows)(op, prefetch, i, 4 * VL);
-    }
-    for (; i + VL <= n; i += VL) AG_STORE(out + i * AG_SIZE, AG_VALUE(i));
-    if (i < n) AG_WRITE_PARTIAL(i, n - i);
+#define AG_AFTER_LINES(i)                                                                                              \
+    if (prefetch) K(prefetch_next_rows)(op, prefetch, i, AG_LINES)
+#define AG_AFTER_VECTORS(i)                                                                                            \
+    if (varying && prefetch) K(prefetch_next_rows)(op, prefetch, i, 4 * VL)
+#include "write_row.h"
 #undef AG_SHIFT
 #undef AG_FACTOR
-#undef AG_VALUE
-#undef AG_WRITE_TWO
-#undef AG_WRITE_PARTIAL
 }

@@ -30,11 +30,8 @@ static int event_of(void *handle, struct event **event)
 
 static int event_and_stream(void *event_handle, void *stream_handle, struct event **event, struct si_stream **stream)
 {
-    struct si_context *context;
     int code = event_of(event_handle, event);
-    if (code == OK)
-        code = si_need_context(&context);
-    return code ? code : si_stream_of(stream_handle, context, stream);
+    return code ? code : si_stream_of(stream_handle, stream);
 }
 
 int aclrtCreateEventExWithFlag(void **event, uint32_t flag)

@@ -97,15 +97,18 @@ static uint16_t to_bfloat(float value)
     return (uint16_t)((wide + 0x7fff + (wide >> 16 & 1)) >> 16);
 }
 
+union number {
+    float f;
+    double d;
+    uint16_t h;
+    int32_t i;
+    int64_t l;
+    unsigned char c;
+};
+
 double si_load(const char *element, int dtype)
 {
-    union {
-        float f;
-        double d;
-        uint16_t h;
-        int32_t i;
-        int64_t l;
-    } u;
+    union number u;
     memcpy(&u, element, si_size(dtype));
     switch (dtype) {
     case FLOAT:
@@ -127,14 +130,7 @@ double si_load(const char *element, int dtype)
 
 void si_store(char *element, int dtype, double value)
 {
-    union {
-        float f;
-        double d;
-        uint16_t h;
-        int32_t i;
-        int64_t l;
-        unsigned char c;
-    } u;
+    union number u;
     switch (dtype) {
     case FLOAT:
         u.f = (float)value;

@@ -180,13 +180,10 @@ int aclrtSynchronizeDevice(void)
 
 int aclrtStreamQuery(void *handle, int *status)
 {
-    struct si_context *context;
     struct si_stream *stream;
     int code = si_enter("aclrtStreamQuery");
     if (code == OK)
-        code = si_need_context(&context);
-    if (code == OK)
-        code = si_stream_of(handle, context, &stream);
+        code = si_stream_of(handle, &stream);
     if (code == OK)
         *status = si_stream_is_idle(stream) ? 0 : 1; /* complete, not ready */
     return si_leave(code);
@@ -218,14 +215,17 @@ int aclrtMalloc(void **address, size_t bytes, int policy)
     return si_leave(code);
 }
 
-int aclrtFree(void *address)
+/* Memory is freed even where a fault is injected. */
+static int freed(const char *function, int (*release)(void *), void *address)
 {
     struct si_context *context;
-    int fault = si_enter("aclrtFree"), code = si_need_context(&context);
+    int fault = si_enter(function), code = si_need_context(&context);
     if (code == OK)
-        code = si_device_free(address);
+        code = release(address);
     return si_leave(fault ? fault : code);
 }
+
+int aclrtFree(void *address) { return freed("aclrtFree", si_device_free, address); }
 
 int aclrtMallocHost(void **address, size_t bytes)
 {
@@ -240,14 +240,7 @@ int aclrtMallocHost(void **address, size_t bytes)
     return si_leave(code);
 }
 
-int aclrtFreeHost(void *address)
-{
-    struct si_context *context;
-    int fault = si_enter("aclrtFreeHost"), code = si_need_context(&context);
-    if (code == OK)
-        code = si_host_free(address);
-    return si_leave(fault ? fault : code);
-}
+int aclrtFreeHost(void *address) { return freed("aclrtFreeHost", si_host_free, address); }
 
 /* Two ranges that queued work must be done with: a synchronous copy does not wait for streams. */
 static void check_race(struct si_range a, struct si_range b)
@@ -288,15 +281,12 @@ static void copy(struct si_work *work)
 
 int aclrtMemcpyAsync(void *dst, size_t dst_max, const void *src, size_t bytes, int kind, void *stream_handle)
 {
-    struct si_context *context;
     struct si_stream *stream;
     int code = si_enter("aclrtMemcpyAsync");
     if (code == OK)
-        code = si_need_context(&context);
+        code = si_stream_of(stream_handle, &stream);
     if (code == OK)
-        code = si_stream_of(stream_handle, context, &stream);
-    if (code == OK)
-        code = si_check_copy(dst, dst_max, src, bytes, kind, context->device, true);
+        code = si_check_copy(dst, dst_max, src, bytes, kind, si_stream_device(stream), true);
     if (code == OK) {
         struct si_work *work = si_allocate(1, sizeof *work);
         struct copy *data = si_allocate(1, sizeof *data);

@@ -101,15 +101,6 @@ static int check_dtypes(const struct operation *op)
     return OK;
 }
 
-static int check_dim(struct operation *op)
-{
-    int64_t rank = op->t[0].rank ? op->t[0].rank : 1;
-    if (op->dim < -rank || op->dim >= rank)
-        return si_fail(NN_INVALID, "dim %lld with rank %lld", (long long)op->dim, (long long)rank);
-    op->dim += op->dim < 0 ? rank : 0;
-    return OK;
-}
-
 static int check_shapes(const struct operation *op)
 {
     for (int i = 1; i < op->count; i++)
@@ -128,7 +119,7 @@ static int phase_1(struct operation *op, const char *function, const void *const
         code = si_need(op, i, "a tensor");
     op->nothing_to_do = code == OK && si_numel(&op->t[0]) == 0;
     for (int i = 0; i < 3 && code == OK && !op->nothing_to_do; i++)
-        code = order[i] == DTYPE ? check_dtypes(op) : order[i] == DIM ? check_dim(op) : check_shapes(op);
+        code = order[i] == DTYPE ? check_dtypes(op) : order[i] == DIM ? si_check_dim(op) : check_shapes(op);
     op->written = 1u << (op->count - 1);
     op->workspace = code ? 0 : 512 + (uint64_t)(si_numel(&op->t[0]) % 1000000) / 512 * 512;
     return si_finish(op, code, workspace_size, executor);

@@ -220,7 +220,7 @@ bool si_primary_is_active(int device);
 int si_stream_new(struct si_context *context, void **handle);
 int si_stream_destroy(void *handle);
 int si_stream_wait(void *handle);
-int si_stream_of(void *handle, struct si_context *context, struct si_stream **stream);
+int si_stream_of(void *handle, struct si_stream **stream); /* of the calling thread's context */
 void si_queue(struct si_stream *stream, struct si_work *work);
 /* The name of queued work that conflicts with using this range; NULL if none. With `user`: with using it on this stream,
  * where what is in order before it does not conflict. */
@@ -230,6 +230,7 @@ bool si_is_reached(const struct si_mark *mark);
 void si_queue_wait(struct si_stream *stream, const struct si_mark *mark); /* what comes next waits for it */
 bool si_stream_is_idle(const struct si_stream *stream);
 int si_stream_slot(const struct si_stream *stream);
+int si_stream_device(const struct si_stream *stream);
 int si_device_wait(int device);
 int64_t si_in_flight(void);
 void si_streams_after_fork(void);
@@ -289,6 +290,7 @@ int si_launch(const char *function, void *workspace, uint64_t workspace_size, vo
 
 int64_t si_numel(const struct tensor *t);
 bool si_contiguous(const struct tensor *t);
+int si_check_dim(struct operation *op); /* makes a negative dim the one it means */
 bool si_same_shape(const struct tensor *a, const struct tensor *b);
 bool si_has_shape(const struct tensor *t, int rank, const int64_t *dims);
 int si_need(const struct operation *op, int index, const char *name);

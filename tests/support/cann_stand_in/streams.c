@@ -119,8 +119,12 @@ int si_stream_new(struct si_context *context, void **handle)
     return OK;
 }
 
-int si_stream_of(void *handle, struct si_context *context, struct si_stream **stream)
+int si_stream_of(void *handle, struct si_stream **stream)
 {
+    struct si_context *context;
+    int code = si_need_context(&context);
+    if (code)
+        return code;
     if (!handle)
         return si_misuse(PARAM_INVALID, "the default stream (NULL) is not for threads of a library");
     if (!(*stream = si_handle_get(handle, KIND_STREAM)))
@@ -141,11 +145,8 @@ static int take_error(struct si_stream *stream)
 
 int si_stream_wait(void *handle)
 {
-    struct si_context *context;
     struct si_stream *stream;
-    int code = si_need_context(&context);
-    if (code == OK)
-        code = si_stream_of(handle, context, &stream);
+    int code = si_stream_of(handle, &stream);
     if (code)
         return code;
     /* Work that comes later, from another thread, need not be waited for. */
@@ -162,11 +163,8 @@ int si_stream_wait(void *handle)
 
 int si_stream_destroy(void *handle)
 {
-    struct si_context *context;
     struct si_stream *stream;
-    int code = si_need_context(&context);
-    if (code == OK)
-        code = si_stream_of(handle, context, &stream);
+    int code = si_stream_of(handle, &stream);
     if (code)
         return code;
     if (stream->first)
@@ -254,6 +252,7 @@ void si_queue_wait(struct si_stream *stream, const struct si_mark *mark)
 }
 
 bool si_stream_is_idle(const struct si_stream *stream) { return !stream->first; }
+int si_stream_device(const struct si_stream *stream) { return stream->context->device; }
 int si_stream_slot(const struct si_stream *stream) { return stream->slot; }
 
 int si_device_wait(int device)

@@ -101,6 +101,15 @@ bool si_has_shape(const struct tensor *t, int rank, const int64_t *dims)
     return t->rank == rank && memcmp(t->dims, dims, (size_t)rank * sizeof *dims) == 0;
 }
 
+int si_check_dim(struct operation *op)
+{
+    int64_t rank = op->t[0].rank ? op->t[0].rank : 1;
+    if (op->dim < -rank || op->dim >= rank)
+        return si_fail(NN_INVALID, "dim %lld with rank %lld", (long long)op->dim, (long long)rank);
+    op->dim += op->dim < 0 ? rank : 0;
+    return OK;
+}
+
 bool si_same_shape(const struct tensor *a, const struct tensor *b) { return si_has_shape(a, b->rank, b->dims); }
 
 int si_need(const struct operation *op, int index, const char *name)
@@ -262,16 +271,14 @@ static int check_tensors(const struct operation *op, int device)
 
 static int launch(const struct operation *op, void *workspace, uint64_t size, void *stream_handle)
 {
-    struct si_context *context;
     struct si_stream *stream;
-    int code = si_need_context(&context);
-    if (code == OK)
-        code = si_stream_of(stream_handle, context, &stream);
+    int code = si_stream_of(stream_handle, &stream);
     if (code)
         return NN_RUNTIME;
-    if ((code = check_tensors(op, context->device)) || op->nothing_to_do)
+    const int device = si_stream_device(stream);
+    if ((code = check_tensors(op, device)) || op->nothing_to_do)
         return code;
-    if (op->workspace && (code = check_workspace(op, workspace, size, context->device)))
+    if (op->workspace && (code = check_workspace(op, workspace, size, device)))
         return code;
     check_padding(op, workspace);
     struct si_work *work = si_allocate(1, sizeof *work);

@@ -14,14 +14,17 @@ static void copy_element(const struct tensor *to, char *target, const struct ten
 
 static int add_list(struct operation *op, const void *handle, const void **tensors, int *count)
 {
+    si_lock();
     const struct si_argument *list = si_handle_get(handle, KIND_ARGUMENT);
+    int code = OK;
     if (!list || list->kind != SI_TENSORS)
-        return si_misuse(NN_INVALID, "the list is %s", si_handle_state(handle, KIND_ARGUMENT));
-    if (list->count + *count > MAX_TENSORS - 2)
-        return si_fail(NN_INVALID, "%s: a list of %lld tensors", op->name, (long long)list->count);
-    for (int64_t i = 0; i < list->count; i++)
+        code = si_misuse(NN_INVALID, "the list is %s", si_handle_state(handle, KIND_ARGUMENT));
+    else if (list->count + *count > MAX_TENSORS - 2)
+        code = si_fail(NN_INVALID, "%s: a list of %lld tensors", op->name, (long long)list->count);
+    for (int64_t i = 0; code == OK && i < list->count; i++)
         tensors[(*count)++] = (const void *)(intptr_t)list->items[i];
-    return OK;
+    si_unlock();
+    return code;
 }
 
 /* --- Cat, Stack --------------------------------------------------------------------------------------------------- */
@@ -50,9 +53,7 @@ static int joined(struct operation *op, const char *function, const void *list, 
 {
     const void *tensors[MAX_TENSORS];
     int count = 0;
-    si_lock();
     int code = add_list(op, list, tensors, &count);
-    si_unlock();
     if (code)
         return code;
     tensors[count++] = out;
@@ -175,9 +176,7 @@ static int index_phase_1(struct operation *op, const char *function, const void 
 {
     const void *tensors[MAX_TENSORS] = {self, other};
     int count = 2;
-    si_lock();
     int code = add_list(op, list, tensors, &count);
-    si_unlock();
     if (code)
         return code;
     op->kernel = indexed;

@@ -161,22 +161,13 @@ static void accumulate(struct operation *op, char *workspace)
     }
 }
 
-static int check_dim(struct operation *op)
-{
-    int64_t rank = op->t[0].rank ? op->t[0].rank : 1;
-    if (op->dim < -rank || op->dim >= rank)
-        return si_fail(NN_INVALID, "dim %lld with rank %lld", (long long)op->dim, (long long)rank);
-    op->dim += op->dim < 0 ? rank : 0;
-    return OK;
-}
-
 #define ALONG(name_, parameters, kernel_, function, results, ...)                                                      \
     PHASE_1(name_, parameters)                                                                                         \
     {                                                                                                                  \
         struct operation op = {.name = "aclnn" #name_, .kernel = kernel_, .value = function, .dim = dim};              \
         const void *const tensors[] = {self, __VA_ARGS__};                                                             \
         int code = si_prepare_plain(&op, "aclnn" #name_ "GetWorkspaceSize", tensors, 1 + results, results, NULL, 0);   \
-        return si_finish_plain(&op, code ? code : check_dim(&op), workspace_size, executor);                           \
+        return si_finish_plain(&op, code ? code : si_check_dim(&op), workspace_size, executor);                        \
     }
 
 #pragma GCC diagnostic push

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 import torch_npu_real
+from python_threads import in_threads
 from torch_oracles import assert_close, value_and_gradients
 
 import ascend_grad as ag
@@ -70,22 +71,6 @@ def on_both(call: Callable[[torch.Tensor], Any]) -> None:
             assert_close(result.cpu(), right, result.dtype, steps=4)
 
 
-def in_a_thread(work: Callable[[], None]) -> None:
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_in_turn(name: str) -> None:
     on_both(CALLS[name])
@@ -94,7 +79,7 @@ def test_in_turn(name: str) -> None:
 @pytest.mark.parametrize("name", CALLS)
 def test_in_a_thread_of_its_own(name: str) -> None:
     """Calls work in a thread that is bound to no device."""
-    in_a_thread(lambda: on_both(CALLS[name]))
+    in_threads(lambda: on_both(CALLS[name]))
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -109,27 +94,18 @@ def test_the_first_call_of_a_thread_does_not_choose_its_device(name: str) -> Non
         assert new.cpu().sum() == 3
         assert_close(result.cpu(), right, result.dtype, steps=4)
 
-    in_a_thread(work)
+    in_threads(work)
 
 
 def test_many_threads() -> None:
     x = torch.randn(40, 30)
     right = torch.softmax(x.double(), -1)
-    errors = []
 
     def work(name: str) -> None:
-        try:
-            for _ in range(10):
-                assert_close(agt.softmax(x.to(name)).cpu(), right, torch.float32)
-        except BaseException as error:
-            errors.append(error)
+        for _ in range(10):
+            assert_close(agt.softmax(x.to(name)).cpu(), right, torch.float32)
 
-    threads = [threading.Thread(target=work, args=(f"npu:{i % 2}",)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    in_threads(*(partial(work, f"npu:{i % 2}") for i in range(4)))
 
 
 def test_backward() -> None:

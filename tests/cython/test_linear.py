@@ -52,7 +52,7 @@ class Calls:
     def __init__(self, module, dtype: str):
         self.module = module
         self.is_16bit = dtype in ("float16", "bfloat16")
-        self.name = "bits16" if self.is_16bit else dtype
+        self.type = {"float32": "float", "float64": "double"}.get(dtype)
         self.last = ({"float16": 1, "bfloat16": 2}[dtype],) if self.is_16bit else ()
 
     def bits(self, array: np.ndarray | None) -> np.ndarray | None:
@@ -62,7 +62,8 @@ class Calls:
     def call(self, name: str, *arguments: Any, threads: int | None = None) -> int:
         arguments = tuple(self.bits(a) if isinstance(a, np.ndarray) else a for a in arguments)
         rest = self.last if threads is None else (*self.last, threads)
-        return getattr(self.module, f"{name}_{self.name}")(*arguments, *rest)
+        function = getattr(self.module, name)[self.type] if self.type else getattr(self.module, f"{name}_bits16")
+        return function(*arguments, *rest)
 
     def gradient(self, arguments, input_grad, weight_grad, workspace=None, threads: int = 1) -> int:
         a = arguments

@@ -6,13 +6,11 @@ in a process of its own. The check passes on an unbroken copy.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from broken import copy_of_the_package, environment, replace, run
-from stand_in import build
+from broken import problems_of, replace
 from torch_npu_stand_in import IS_POSSIBLE
 
 pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason="this torch knows no backends that are written in Python")
@@ -199,29 +197,12 @@ if device.live():
 """
 
 
-def problems_of(folder: Path) -> str:
-    """Run the check on the copy in this folder, and return the check's output, which is empty without errors."""
-    home = build("split")
-    settings = environment(folder) | {"ASCEND_HOME_PATH": str(home), "OMP_NUM_THREADS": "1"}
-    done = run(
-        sys.executable, "-P", "-c", CHECK, Path(__file__).parents[1] / "support", home, env=settings, timeout=280
-    )
-    crash = f"ended with {done.returncode}\n{done.stderr}" if done.returncode else ""
-    return done.stdout + crash
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    copy_of_the_package(tmp_path)
-    return tmp_path
-
-
-def test_unbroken_copy_passes(folder: Path) -> None:
-    assert problems_of(folder) == ""
+def test_unbroken_copy_passes(copied_package: Path) -> None:
+    assert problems_of(copied_package, CHECK) == ""
 
 
 @pytest.mark.parametrize("name", BREAKS)
-def test_break_is_caught(folder: Path, name: str) -> None:
+def test_break_is_caught(copied_package: Path, name: str) -> None:
     broken = BREAKS[name]
-    replace(folder / FOLDER / broken.file, broken.right, broken.wrong)
-    assert broken.caught in problems_of(folder)
+    replace(copied_package / FOLDER / broken.file, broken.right, broken.wrong)
+    assert broken.caught in problems_of(copied_package, CHECK)

@@ -289,27 +289,15 @@ def test_dtypes_that_do_not_exist(operator, dtype_16, calls):
 
 
 NO_MEMORY = """
-    import ctypes, importlib.util, sys
+    import importlib.util, sys
     sys.path[:0] = [{tests!r}, {here!r}]
     import numpy as np
+    from failing_malloc import ended, fail_at
     from samples import DTYPES, assert_identical
     from test_rowwise import BAD_ALLOC, SUCCESS, call, matrices, right
     spec = importlib.util.spec_from_file_location("calls", {module!r})
     calls = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(calls)
-    library = ctypes.CDLL(None)
-    fail_at, has_failed = library.fail_at, library.has_failed
-    fail_at.argtypes = [ctypes.c_long]
-
-    def ended():
-        "Whether an allocation has failed; from now on none does. (These calls allocate, too.)"
-        try:
-            failed = bool(has_failed())
-            fail_at(0)
-        except (MemoryError, ctypes.ArgumentError):
-            return False
-        return failed
-
     failures = 0
     for dtype in DTYPES:
         for shape in ((30, 41), (2, 40_000)):
