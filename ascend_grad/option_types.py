@@ -16,24 +16,36 @@ Number = TypeVar("Number")
 Outputs: TypeAlias = Sequence[Literal["lse", "log_prob", "entropy", "predicted", "correct"]]
 
 
-class LossOptions(TypedDict, Generic[Array, Number], total=False):
+class ModelOptions(TypedDict, Generic[Array, Number], total=False):
+    """Options of both losses that belong to a model, and not to a batch."""
+
+    lse_square_scale: Number
+    temperature: float | Array
+
+
+class LinearModelOptions(ModelOptions[Array, Number], Generic[Array, Number], total=False):
+    """Options of the loss of a linear layer that belong to a model."""
+
+    logit_scale: Number
+    softcap: Number | None
+
+
+class LossOptions(ModelOptions[Array, Number], Generic[Array, Number], total=False):
     """Options of both losses with the same names in torch and JAX."""
 
     reduction: Literal["mean", "sum", "none"]
     token_weight: Array | None
     target_prob: Array | None
     label_smoothing: Number
-    lse_square_scale: Number
-    temperature: float | Array
     denominator: Number | None
     num_threads: int | None
 
 
-class LinearLossOptions(LossOptions[Array, Number], Generic[Array, Number], total=False):
+class LinearLossOptions(
+    LossOptions[Array, Number], LinearModelOptions[Array, Number], Generic[Array, Number], total=False
+):
     """Options of the loss of a linear layer with the same names in torch and JAX."""
 
-    logit_scale: Number
-    softcap: Number | None
     filter_eps: Number
 
 

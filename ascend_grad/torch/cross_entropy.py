@@ -2,118 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack, overload
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import torch
 from torch.autograd import Function
 
-import ascend_grad as ag
-
-from ..arguments import MAX_INDEX, integer, shown, thread_count
-from ..errors import AscendGradError, ParamInvalidError, rename
-from ..operators.options import OUTPUTS
+from ..errors import AscendGradError, rename
+from ..operators.options import OUTPUT_GRADIENTS
 from ..operators.results import LossResult
-from . import operators
+from ..operators.signatures import Words, completed, options_of, with_options
+from . import loss_operators
 from .gradients import scaled, second_order_error, without_second_order
+from .loss_operators import ROWS_OF
+from .operators import apply, register_gradient
 from .outputs import Computed, check_outputs, requested
-from .tensors import are_plain, check_tensors, detached, optional, refuse_jit_trace
+from .tensors import check_tensors, refuse_jit_trace
 
 if TYPE_CHECKING:
     from ..option_types import LossOptions, Outputs
 
-_NAME = "cross_entropy"
-
-
-class _Loss(NamedTuple):
-    """The arguments of the operator `cross_entropy`, in the order of its schema."""
-
-    input: torch.Tensor
-    target: torch.Tensor
-    class_weight: torch.Tensor | None
-    token_weight: torch.Tensor | None
-    target_prob: torch.Tensor | None
-    #: A temperature for each row, or None: `temperature` is then the temperature of all rows.
-    temperatures: torch.Tensor | None
-    #: The options that `operators.numbers_of` replaces, or None.
-    numbers: torch.Tensor | None
-    grad_loss: torch.Tensor | None
-    grad_lse: torch.Tensor | None
-    grad_log_prob: torch.Tensor | None
-    grad_entropy: torch.Tensor | None
-    dim: int
-    reduction: Literal["mean", "sum", "none"]
-    ignore_index: int
-    input_grad: bool
-    label_smoothing: float
-    lse_square_scale: float
-    temperature: float
-    denominator: float | None
-    #: The names of the outputs to compute.
-    outputs: Sequence[Any]
-    num_threads: int | None
-
-
-_SCHEMA = (
-    "(Tensor input, Tensor target, Tensor? class_weight, Tensor? token_weight, Tensor? target_prob, "
-    "Tensor? temperatures, Tensor? numbers, Tensor? grad_loss, Tensor? grad_lse, Tensor? grad_log_prob, "
-    "Tensor? grad_entropy, int dim, str reduction, SymInt ignore_index, bool input_grad, float label_smoothing, "
-    "float lse_square_scale, float temperature, float? denominator, "
-    "str[] outputs, SymInt? num_threads) -> (Tensor loss, Tensor input_grad, Tensor lse, Tensor log_prob, "
-    "Tensor entropy, Tensor predicted, Tensor correct)"
-)
-
-#: The numbers of tensors among the first arguments, without the upstream gradients and with them.
-_TENSORS, _ALL_TENSORS = _Loss._fields.index("grad_loss"), _Loss._fields.index("dim")
-
-
-def _compute(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    problem = operators.with_numbers(_Loss(*arguments))
-    result = ag.cross_entropy(
-        detached(problem.input),
-        detached(problem.target),
-        problem.dim,
-        reduction=problem.reduction,
-        ignore_index=problem.ignore_index,
-        class_weight=optional(problem.class_weight),
-        token_weight=optional(problem.token_weight),
-        target_prob=optional(problem.target_prob),
-        label_smoothing=problem.label_smoothing,
-        lse_square_scale=problem.lse_square_scale,
-        temperature=problem.temperature if problem.temperatures is None else detached(problem.temperatures),
-        denominator=problem.denominator,
-        grad_loss=operators.upstream(problem.grad_loss, problem.reduction),
-        grad_lse=optional(problem.grad_lse),
-        grad_log_prob=optional(problem.grad_log_prob),
-        grad_entropy=optional(problem.grad_entropy),
-        outputs=tuple(problem.outputs),
-        return_grad=problem.input_grad,
-        num_threads=problem.num_threads,
-    )
-    found = result.loss, result.input_grad, *operators.outputs_of(result, problem.outputs)
-    return operators.without_none(problem.input, found)
-
-
-def _fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    problem = _Loss(*arguments)
-    input, dim = problem.input, problem.dim
-    rows = input.shape[:dim] + input.shape[dim + 1 :]
-    loss = input.new_empty(rows if problem.reduction == "none" else (), dtype=operators.accumulator(input))
-    gradient = input.new_empty(input.shape if problem.input_grad else (0,))
-    return loss, gradient, *operators.fake_outputs(input, rows, problem.outputs)
-
-
-operators.register(_NAME, _SCHEMA, _compute, _fake, operators.one_after_another)
-
-
-def _loss(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    """Compute `_Loss`. torch's dispatcher is used only if `are_plain` is False."""
-    if not are_plain(arguments):
-        return torch.ops.ascend_grad.cross_entropy(*arguments)
-    return _compute(*arguments)
-
-
-# ---- the gradient ----------------------------------------------------------------------------------------------------
+_LOSS = loss_operators.CROSS_ENTROPY
+_NAME = _LOSS.name
 
 
 class _CrossEntropy(Function):
@@ -127,40 +37,41 @@ class _CrossEntropy(Function):
 
     @staticmethod
     def forward(*arguments):
-        return _loss(*arguments)
+        return loss_operators.cross_entropy(*arguments)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        problem = _Loss(*inputs)
-        ctx.settings = inputs[_ALL_TENSORS:]
+        problem = _LOSS.problem(inputs)
+        end = _LOSS.tensors + _LOSS.upstream
+        ctx.settings = inputs[end:]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[:_TENSORS])
-        has_upstream = any(each is not None for each in inputs[_TENSORS:_ALL_TENSORS])
-        is_scalable = problem.input_grad and not has_upstream and problem.reduction != "none"
+        ctx.save_for_backward(*inputs[: _LOSS.tensors])
+        has_upstream = any(each is not None for each in inputs[_LOSS.tensors : end])
+        is_scalable = problem["input_grad"] and not has_upstream and problem["reduction"] != "none"
         ctx.gradient = output[1].detach() if is_scalable else None
 
     @staticmethod
     def backward(ctx, grad_loss, grad_input_grad, *others):
         if grad_input_grad is not None:
             raise second_order_error(_NAME)
-        nothing = [None] * len(_Loss._fields)
-        of_outputs = others[:3]  # of lse, log_prob and entropy
+        nothing = [None] * len(_LOSS.fields)
+        of_outputs = others[: len(OUTPUT_GRADIENTS)]
         upstream = [each for each in (grad_loss, *of_outputs) if each is not None]
         if not upstream:
             return tuple(nothing)
         saved = ctx.saved_tensors  # each access unpacks all of them
-        nothing_above = (None,) * (_ALL_TENSORS - _TENSORS)
-        problem, shared = _Loss._make((*saved[:_TENSORS], *nothing_above, *ctx.settings)), saved[_TENSORS:]
+        shared = saved[_LOSS.tensors :]
+        problem = _LOSS.problem((*saved[: _LOSS.tensors], *[None] * _LOSS.upstream, *ctx.settings))
         gradient, ctx.gradient = shared[0].detach() if shared else ctx.gradient, None
         is_computed = gradient is not None and upstream == [grad_loss]
         if not is_computed:
-            above = dict(zip(("grad_lse", "grad_log_prob", "grad_entropy"), of_outputs))
-            above["grad_loss"] = upstream[0].new_zeros(()) if grad_loss is None else grad_loss
+            above = {"grad_loss": upstream[0].new_zeros(()) if grad_loss is None else grad_loss, "input_grad": True}
+            above.update(zip(OUTPUT_GRADIENTS, of_outputs))
             # With the same outputs, the gradient of the loss has the bits of the one that was computed with the loss.
-            outputs = problem.outputs if upstream == [grad_loss] else []
-            gradient = _loss(*problem._replace(**above, input_grad=True, outputs=outputs))[1]
+            above["outputs"] = problem["outputs"] if upstream == [grad_loss] else []
+            gradient = loss_operators.cross_entropy(*{**problem, **above}.values())[1]
         # If the gradient was computed before, the product below depends on the upstream gradient.
-        arguments = [problem.input] if is_computed else [problem.input, *upstream]
+        arguments = [problem["input"]] if is_computed else [problem["input"], *upstream]
         gradients = without_second_order(_NAME, [gradient], arguments)
         if is_computed:
             gradients = scaled(gradients, grad_loss, in_place=not shared)
@@ -174,11 +85,15 @@ class _CrossEntropyOfOperator(_CrossEntropy):
     def setup_context(ctx, inputs, output):
         _CrossEntropy.setup_context(ctx, inputs, output)
         if ctx.gradient is not None:
-            ctx.save_for_backward(*inputs[:_TENSORS], output[1])
+            ctx.save_for_backward(*inputs[: _LOSS.tensors], output[1])
             ctx.gradient = None
 
 
-operators.register_gradient(_NAME, _CrossEntropyOfOperator)
+register_gradient(_NAME, _CrossEntropyOfOperator)
+
+#: The options beside `weight` (the class weights) and the outputs.
+_OPTIONS = options_of(of_logits=True, without=("class_weight", "outputs"))
+WORDS = Words("torch.Tensor", "float or torch.Tensor, shape ()", rows="", targets="")
 
 
 @overload
@@ -205,6 +120,7 @@ def cross_entropy(
 ) -> LossResult[torch.Tensor]: ...
 
 
+@with_options(_OPTIONS, WORDS)
 def cross_entropy(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -212,19 +128,13 @@ def cross_entropy(
     *,
     ignore_index: int = -100,
     reduction: Literal["mean", "sum", "none"] = "mean",
-    label_smoothing: float | torch.Tensor = 0.0,
-    token_weight: torch.Tensor | None = None,
-    target_prob: torch.Tensor | None = None,
-    lse_square_scale: float | torch.Tensor = 0.0,
-    temperature: float | torch.Tensor = 1.0,
-    denominator: float | torch.Tensor | None = None,
     outputs: Outputs = (),
     num_threads: int | None = None,
+    **options: Any,
 ) -> torch.Tensor | LossResult[torch.Tensor]:
     r"""Compute the loss of `torch.nn.functional.cross_entropy`, in one pass over the rows with its gradient.
 
-    The arguments from `token_weight` on are this library's. `ascend_grad.cross_entropy` describes the formula with all
-    arguments.
+    The first arguments are torch's. `ascend_grad.cross_entropy` describes the formula with the options of this library.
 
     Parameters
     ----------
@@ -239,22 +149,11 @@ def cross_entropy(
         Rows with this target have no loss and no gradient.
     reduction : {"mean", "sum", "none"}, default "mean"
         The loss is the mean or the sum over the rows that are not ignored, or one number per row, 0 for ignored rows.
-    label_smoothing : float or torch.Tensor, shape (), default 0.0
-        The share of the loss that goes to all classes, from 0 to 1.
-    token_weight : torch.Tensor, optional
-        Factors of the losses of the rows, of their shape.
-    target_prob : torch.Tensor, optional
-        Probabilities of K classes in each row, of the shape of `target`, of any of the four dtypes.
-    lse_square_scale : float or torch.Tensor, shape (), default 0.0
-        The factor of the squared logarithm of the sum of the exponentials (z-loss).
-    temperature : float or torch.Tensor, default 1.0
-        The divisor of the logits, above 0: one number, or one for each row.
-    denominator : float or torch.Tensor, shape (), optional
-        The divisor of a mean, above 0.
     outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
         Further results. The first three are differentiable, too. The second and the last exist without `target_prob`.
     num_threads : int, optional
         As in `ascend_grad.softmax_backward`.
+    .. options::
 
     Returns
     -------
@@ -290,99 +189,68 @@ def cross_entropy(
     tensor([[-0.3750,  0.1250,  0.1250,  0.1250],
             [ 0.1250,  0.1250,  0.1250, -0.3750]])
     """
+    given = completed(options, _OPTIONS, _NAME)
     found = unrounded_loss(
-        input,
-        target,
-        weight,
-        ignore_index,
-        reduction,
-        label_smoothing,
-        lse_square_scale,
-        token_weight=token_weight,
-        target_prob=target_prob,
-        temperature=temperature,
-        denominator=denominator,
-        outputs=outputs,
-        num_threads=num_threads,
+        input, target, {"class_weight": weight, **given}, ignore_index, reduction, outputs, num_threads=num_threads
     )
     if not torch.is_autocast_enabled("cpu"):
-        found = found._replace(loss=found.loss.to(input.dtype))
-    return requested(found, outputs) if outputs else found.loss
+        found["loss"] = found["loss"].to(input.dtype)
+    return requested(found, outputs) if outputs else found["loss"]
 
 
 def unrounded_loss(
     input: torch.Tensor,
     target: torch.Tensor,
-    weight: torch.Tensor | None,
+    options: Mapping[str, Any],
     ignore_index: int,
     reduction: Literal["mean", "sum", "none"],
-    label_smoothing: float | torch.Tensor,
-    lse_square_scale: float | torch.Tensor,
-    *,
-    token_weight: torch.Tensor | None = None,
-    target_prob: torch.Tensor | None = None,
-    temperature: float | torch.Tensor = 1.0,
-    denominator: float | torch.Tensor | None = None,
     outputs: Outputs = (),
+    *,
     num_threads: int | None = None,
     operator: str = _NAME,
     input_name: str = "input",
 ) -> Computed:
     """Return the loss in float32, or in float64 if `input` is, with the names of the caller in errors."""
-    options = {"weight": weight, "token_weight": token_weight, "target_prob": target_prob}
-    if isinstance(temperature, torch.Tensor):
-        options["temperature"] = temperature
-    given = {name: each for name, each in options.items() if each is not None}
+    names = {"class_weight": "weight", "input": input_name}
+    tensors = {name: options[name] for name in options if isinstance(options[name], torch.Tensor)}
+    of_rows = {ROWS_OF[name]: tensors[name] for name in tensors if name in ROWS_OF}
+    given = {
+        names.get(name, name): options[name]
+        for name in options
+        if (name in _LOSS.arrays and options[name] is not None) or (name in tensors and name in ROWS_OF)
+    }
     refuse_jit_trace(operator)
     check_tensors(operator, **{input_name: input}, target=target, **given)
-    if target.is_floating_point():
-        hint = "target_prob takes the probabilities of some classes"
-        raise NotImplementedError(f"{operator}: target: probabilities are not supported, got {target.dtype} ({hint})")
-    for name, each in given.items():
-        if each.requires_grad and torch.is_grad_enabled():
-            message = "the loss has no gradient for it, got a tensor that requires grad (tensor.detach() does not)"
-            raise NotImplementedError(f"{operator}: {name}: {message}")
-    if reduction not in ("mean", "sum", "none"):
-        raise ParamInvalidError(f"reduction: expected mean, sum or none, got {shown(reduction)}", operator=operator)
-    ignored = integer(ignore_index, "ignore_index", operator)
-    if not -MAX_INDEX - 1 <= ignored <= MAX_INDEX:
-        expected = f"an int in [{-MAX_INDEX - 1}, {MAX_INDEX}]"
-        raise ParamInvalidError(f"ignore_index: expected {expected}, got {shown(ignored)}", operator=operator)
+    loss_operators.check_target_dtype(operator, "target", target)
+    loss_operators.refuse_gradients(operator, given)
+    loss_operators.check_reduction(operator, reduction)
+    ignore_index, num_threads = loss_operators.checked_integers(operator, ignore_index, num_threads)
     check_outputs(operator, outputs)
     dim = 1 if input.dim() > 1 else 0
-    if isinstance(temperature, torch.Tensor) and temperature.dim() == 0:
-        temperature = temperature.expand(input.shape[:dim] + input.shape[dim + 1 :])
-    values, numbers = operators.numbers_of(
-        operator,
-        label_smoothing=label_smoothing,
-        lse_square_scale=lse_square_scale,
-        temperature=1.0 if isinstance(temperature, torch.Tensor) else temperature,
-        denominator=denominator,
-    )
+    of_rows = {
+        name: each.expand(input.shape[:dim] + input.shape[dim + 1 :]) if each.dim() == 0 else each
+        for name, each in of_rows.items()
+    }
+    numbers = {name: each for name, each in options.items() if ROWS_OF.get(name) not in of_rows}
+    values, traced = loss_operators.numbers_of(_LOSS, operator, numbers)
     can_scale = reduction != "none" and input.dtype != torch.float16
-    problem = _Loss(
-        input=input,
-        target=target,
-        class_weight=weight,
-        token_weight=token_weight,
-        target_prob=target_prob,
-        temperatures=temperature if isinstance(temperature, torch.Tensor) else None,
-        numbers=numbers,
-        grad_loss=None,
-        grad_lse=None,
-        grad_log_prob=None,
-        grad_entropy=None,
-        dim=dim,
-        reduction=reduction,
-        ignore_index=ignored,
-        input_grad=can_scale and input.requires_grad and torch.is_grad_enabled(),
+    problem = {
+        **{name: each for name, each in tensors.items() if name in _LOSS.arrays},
+        **of_rows,
         **values,
-        outputs=list(outputs),
-        num_threads=None if num_threads is None else thread_count(num_threads, operator),
-    )
+        "input": input,
+        "target": target,
+        "numbers": traced,
+        "dim": dim,
+        "reduction": reduction,
+        "ignore_index": ignore_index,
+        "input_grad": can_scale and input.requires_grad and torch.is_grad_enabled(),
+        "outputs": list(outputs),
+        "num_threads": num_threads,
+    }
     try:
-        loss, _, *others = operators.apply(_CrossEntropy, *problem)
+        results = apply(_CrossEntropy, *_LOSS.arguments(problem))
     except AscendGradError as error:
-        rename(error, operator, {"class_weight": "weight", "input": input_name})
+        rename(error, operator, names)
         raise
-    return Computed(loss, **{name: each for name, each in zip(OUTPUTS, others) if name in outputs})
+    return _LOSS.computed(results, outputs)

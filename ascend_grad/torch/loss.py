@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import numpy as np
 import torch
@@ -12,14 +12,18 @@ import torch
 from ..arguments import shown
 from ..errors import AscendGradError, ParamInvalidError, rename
 from ..inspection import bound_call
+from ..operators.options import NUMBER, NUMBER_OR_PER_ROW, OPTIONS
 from ..operators.results import LossResult
-from .linear import IGNORE_INDEX, check_shape, linear_cross_entropy
+from ..operators.signatures import Words, completed, options_of, with_options
+from .linear import linear_cross_entropy
+from .linear_loss import check_shape
+from .loss_operators import IGNORE_INDEX, ROWS_OF
 
 if TYPE_CHECKING:
     from torch.nn import LinearCrossEntropyLoss as _Module
     from torch.nn import LinearCrossEntropyOptions
 
-    from ..option_types import Outputs
+    from ..option_types import LinearModelOptions, Outputs
 elif hasattr(torch.nn, "LinearCrossEntropyLoss"):
     _Module = torch.nn.LinearCrossEntropyLoss
 else:
@@ -63,6 +67,15 @@ def check_options(operator: str, **options: object) -> None:
         raise
 
 
+#: The options that belong to the model, which torch's module does not have.
+_OPTIONS = {
+    name: default
+    for name, default in options_of(without=("label_smoothing", "denominator", "outputs")).items()
+    if OPTIONS[name].kind in (NUMBER, NUMBER_OR_PER_ROW)
+}
+
+
+@with_options(_OPTIONS, Words())
 class LinearCrossEntropyLoss(_Module):
     """A linear layer with its cross-entropy loss, like `torch.nn.LinearCrossEntropyLoss`, but without logits in memory.
 
@@ -81,8 +94,9 @@ class LinearCrossEntropyLoss(_Module):
         As in `linear_cross_entropy`.
     linear_weight : torch.nn.Parameter, of the shape of ``linear.weight``, optional
         The weight of another layer, such as an embedding, that this layer shares. `device` and `dtype` are ignored.
-    lse_square_scale, temperature, logit_scale, softcap, outputs
+    outputs
         As in `linear_cross_entropy`.
+    .. options:: as in `linear_cross_entropy`
 
     Raises
     ------
@@ -116,12 +130,10 @@ class LinearCrossEntropyLoss(_Module):
         label_smoothing: float = 0.0,
         options: LinearCrossEntropyOptions | None = None,
         linear_weight: torch.nn.Parameter | None = None,
-        lse_square_scale: float = 0.0,
-        temperature: float = 1.0,
-        logit_scale: float = 1.0,
-        softcap: float | None = None,
         outputs: Outputs = (),
+        **further: Unpack[LinearModelOptions[torch.Tensor, float]],
     ):
+        own = completed(further, _OPTIONS, "LinearCrossEntropyLoss")
         if weight is not None:
             check_shape("LinearCrossEntropyLoss", "weight", weight, (num_classes,), "one for each class")
         if not isinstance(out_features, Sequence) or not all(isinstance(n, int) and n > 0 for n in out_features):
@@ -132,11 +144,8 @@ class LinearCrossEntropyLoss(_Module):
             reduction=reduction,
             ignore_index=IGNORE_INDEX if ignore_index is None else ignore_index,
             label_smoothing=label_smoothing,
-            lse_square_scale=lse_square_scale,
-            temperature=1.0 if isinstance(temperature, torch.Tensor) else temperature,
-            logit_scale=logit_scale,
-            softcap=softcap,
             outputs=outputs,
+            **{name: each for name, each in own.items() if name not in ROWS_OF or not isinstance(each, torch.Tensor)},
         )
         super().__init__(
             in_features,
@@ -151,10 +160,8 @@ class LinearCrossEntropyLoss(_Module):
             label_smoothing=label_smoothing,
             options=options,
         )
-        self.lse_square_scale = lse_square_scale
-        self.temperature = temperature
-        self.logit_scale = logit_scale
-        self.softcap = softcap
+        for name, value in own.items():
+            setattr(self, name, value)
         self.outputs = outputs
         if linear_weight is not None:
             if linear_weight.shape != self.linear.weight.shape:
@@ -209,12 +216,9 @@ class LinearCrossEntropyLoss(_Module):
             options=self.options,
             token_weight=token_weight,
             target_prob=target_prob,
-            lse_square_scale=self.lse_square_scale,
-            temperature=self.temperature,
             denominator=denominator,
-            logit_scale=self.logit_scale,
-            softcap=self.softcap,
             outputs=self.outputs,
+            **{name: getattr(self, name) for name in _OPTIONS},
         )
 
     def extra_repr(self) -> str:
@@ -224,6 +228,6 @@ class LinearCrossEntropyLoss(_Module):
         -------
         str
         """
-        defaults = {"lse_square_scale": 0.0, "temperature": 1.0, "logit_scale": 1.0, "softcap": None, "outputs": ()}
+        defaults = {**_OPTIONS, "outputs": ()}
         own = (f"{name}={vars(self)[name]}" for name, default in defaults.items() if vars(self)[name] != default)
         return ", ".join([super().extra_repr(), *own])

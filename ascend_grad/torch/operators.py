@@ -1,16 +1,14 @@
 """Registration of the operators with torch, as ``torch.ops.ascend_grad``, for tracing and batching.
 
 Each operator has a schema, a computation on the CPU and on an Ascend NPU, a "fake" that returns tensors without memory,
-and a rule for `torch.vmap`. The modules `rowwise`, `linear`, `cross_entropy` and `fused` register the gradients.
+and a rule for `torch.vmap`. This module registers the row-wise operators, `fused` and `loss_operators` the others.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
-from weakref import WeakValueDictionary
+from typing import Any
 
 import torch
 from torch._functorch.autograd_function import enable_single_level_autograd_function
@@ -19,14 +17,8 @@ from torch.utils.flop_counter import register_flop_formula
 
 import ascend_grad as ag
 
-from ..arguments import real_number, shown
-from ..errors import ParamInvalidError, ParamTypeError
-from ..operators.options import OUTPUTS
-from .tensors import are_plain, are_readable, check_tensors, detached, optional
-
-if TYPE_CHECKING:
-    from .vocabulary_parallel import VocabularyShard
-
+from ..errors import ParamInvalidError
+from .tensors import are_plain, are_readable, detached
 
 #: What has been registered. torch keeps it and the operators when this module is imported once more.
 _REGISTERED: set[str] = vars(torch.ops.ascend_grad).setdefault("_registered", set())
@@ -159,120 +151,7 @@ def rowwise(name: str, *arguments: torch.Tensor | float) -> torch.Tensor:
     return getattr(ag, name)(*values)
 
 
-# -- linear cross-entropy --
-
-LINEAR = "linear_cross_entropy"
-
-#: Shards of vocabularies that are split over processes, by the number that is the operator's last argument.
-SHARDS: WeakValueDictionary[int, VocabularyShard]
-SHARDS = vars(torch.ops.ascend_grad).setdefault("_shards", WeakValueDictionary())
-SHARD_NUMBERS: Iterator[int] = vars(torch.ops.ascend_grad).setdefault("_shard_numbers", itertools.count())
-
-
-class Loss(NamedTuple):
-    """The arguments of the operator `linear_cross_entropy`, in the order of its schema."""
-
-    input: torch.Tensor
-    weight: torch.Tensor
-    target: torch.Tensor
-    bias: torch.Tensor | None
-    token_weight: torch.Tensor | None
-    class_weight: torch.Tensor | None
-    target_prob: torch.Tensor | None
-    #: A temperature for each row, or None: `temperature` is then the temperature of all rows.
-    temperatures: torch.Tensor | None
-    #: The options that `numbers_of` replaces, or None.
-    numbers: torch.Tensor | None
-    grad_loss: torch.Tensor | None
-    reduction: Literal["mean", "sum", "none"]
-    ignore_index: int
-    input_grad: bool
-    weight_grad: bool
-    bias_grad: bool
-    label_smoothing: float
-    lse_square_scale: float
-    temperature: float
-    denominator: float | None
-    logit_scale: float
-    softcap: float | None
-    outputs: Sequence[str]
-    filter_eps: float
-    num_threads: int | None
-    shard: int | None
-
-
-_LOSS_PARAMETERS = (
-    "Tensor input, Tensor weight, Tensor target, Tensor? bias, Tensor? token_weight, Tensor? class_weight, "
-    "Tensor? target_prob, Tensor? temperatures, Tensor? numbers, Tensor? grad_loss, str reduction, "
-    "SymInt ignore_index, bool input_grad, "
-    "bool weight_grad, bool bias_grad, float label_smoothing, float lse_square_scale, float temperature, "
-    "float? denominator, float logit_scale, float? softcap, str[] outputs, float filter_eps, SymInt? num_threads, "
-    "int? shard"
-)
-
-
-#: The options that are numbers, each with its default. Only those whose default is None may be None.
-_NUMBERS = {
-    "label_smoothing": 0.0,
-    "lse_square_scale": 0.0,
-    "temperature": 1.0,
-    "denominator": None,
-    "logit_scale": 1.0,
-    "softcap": None,
-    "filter_eps": 0.0,
-}
-
-
-def numbers_of(operator: str, **options: Any) -> tuple[dict[str, Any], torch.Tensor | None]:
-    """Convert options that are numbers, or None, to the types of the schema.
-
-    torch compiles a graph for each value of a number. So while it traces, the second result is a vector of all numbers
-    that are given. `with_numbers` puts the vector's elements instead of the numbers.
-    """
-    given = {name: value for name, value in options.items() if value is not None or _NUMBERS[name] is not None}
-    may_change = torch.compiler.is_compiling()
-    if not any((may_change or type(value) is not float) and _is_traced(name, value) for name, value in given.items()):
-        return options | {name: real_number(value, name, operator) for name, value in given.items()}, None
-    elements = [_traced_number(value, name, operator) for name, value in given.items()]
-    return options | dict.fromkeys(given, 1.0), torch.stack(elements)
-
-
-def _is_traced(name: str, value: object) -> bool:
-    if isinstance(value, torch.Tensor):
-        return not are_plain((value,))
-    if isinstance(value, (torch.SymFloat, torch.SymInt)):
-        return True
-    return torch.compiler.is_compiling() and type(value) in (int, float) and value != _NUMBERS[name]
-
-
-def _traced_number(value: Any, name: str, operator: str) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        check_tensors(operator, **{name: value})
-        if value.dim() or value.dtype in (torch.bool, torch.complex64, torch.complex128) or value.requires_grad:
-            raise ParamTypeError(f"{name}: expected a real number, got {shown(value)}", operator=operator)
-        return value.to("cpu", torch.float64)
-    if type(value) not in (int, float, torch.SymFloat, torch.SymInt):
-        value = real_number(value, name, operator)
-    return torch.ones((), dtype=torch.float64) * value  # torch specialises graphs to the numbers in `torch.full`
-
-
-_P = TypeVar("_P", bound=Any)
-
-
-def with_numbers(problem: _P) -> _P:
-    """Return the arguments of a loss with the elements of `numbers` instead of the options."""
-    if problem.numbers is None:
-        return problem
-    names = [name for name in _NUMBERS if getattr(problem, name, None) is not None]
-    return problem._replace(numbers=None, **dict(zip(names, problem.numbers.tolist())))
-
-
-_NO_OUTPUTS = (None,) * len(OUTPUTS)
-
-
-def outputs_of(result: Any, requested: Sequence[str]) -> Sequence[Any]:
-    """Return the outputs in the result of a loss in order, None for those that are not requested."""
-    return [getattr(result, name) for name in OUTPUTS] if requested else _NO_OUTPUTS
+# -- what linear operators and losses share --
 
 
 def accumulator(tensor: torch.Tensor) -> torch.dtype:
@@ -280,139 +159,14 @@ def accumulator(tensor: torch.Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
-def fake_outputs(input: torch.Tensor, rows: Sequence[int], requested: Sequence[str]) -> list[torch.Tensor]:
-    """Return outputs without memory for rows of this shape, empty ones where they are not requested."""
-    return [
-        input.new_empty(
-            () if name == "correct" else rows,
-            dtype=torch.int64 if name in ("predicted", "correct") else accumulator(input),
-        )
-        if name in requested
-        else input.new_empty(0)
-        for name in OUTPUTS
-    ]
-
-
-def upstream(grad_loss: torch.Tensor | None, reduction: str) -> torch.Tensor | float | None:
-    """Return the upstream gradient as the functions accept it."""
-    if grad_loss is None:
-        return None
-    if reduction == "none" or grad_loss.device.type == "npu":  # reading a number waits for the device
-        return detached(grad_loss)
-    return grad_loss.item()
-
-
-def loss_of(function: Callable, problem: Loss, grad_loss: Any, **options: Any) -> tuple[torch.Tensor, ...]:
-    """Compute loss, gradients and outputs by `function`.
-
-    `grad_loss` is a result of `upstream`. `options` are further keywords of `function`.
-    """
-    result = function(
-        detached(problem.input),
-        detached(problem.weight),
-        detached(problem.target),
-        reduction=problem.reduction,
-        ignore_index=problem.ignore_index,
-        grad_loss=grad_loss,
-        return_grad=problem.input_grad or problem.weight_grad or problem.bias_grad,
-        output_mask=(problem.input_grad, problem.weight_grad),
-        filter_eps=problem.filter_eps,
-        num_threads=problem.num_threads,
-        **options,
-    )
-    bias_grad = result.bias_grad if problem.bias_grad else None
-    gradients = result.input_grad, result.weight_grad, bias_grad
-    return without_none(problem.input, (result.loss, *gradients, *outputs_of(result, problem.outputs)))
-
-
 def without_none(like: torch.Tensor, results: Iterable[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
     """Return results with an empty tensor instead of each None, as schemas of operators have no optional results."""
     return tuple([like.new_empty(0) if each is None else each for each in results])
 
 
-def options_of(problem: Loss) -> dict[str, Any]:
-    """Return the options of the loss as the functions accept them."""
-    return {
-        "bias": optional(problem.bias),
-        "token_weight": optional(problem.token_weight),
-        "class_weight": optional(problem.class_weight),
-        "target_prob": optional(problem.target_prob),
-        "label_smoothing": problem.label_smoothing,
-        "lse_square_scale": problem.lse_square_scale,
-        "temperature": problem.temperature if problem.temperatures is None else detached(problem.temperatures),
-        "denominator": problem.denominator,
-        "logit_scale": problem.logit_scale,
-        "softcap": problem.softcap,
-    }
-
-
-def _function(function: Callable, number: int | None) -> Callable:
-    """Return a function of the library, or the same over the processes of the shard with this number."""
-    if number is None:
-        return function
-    shard = SHARDS.get(number)
-    if shard is None:
-        expected = "the number of a part of a vocabulary whose loss is in use"
-        message = f"shard: expected {expected}, which a graph cannot keep, got {number}"
-        raise ParamInvalidError(message, operator=LINEAR)
-    return shard.function(function.__name__)
-
-
-def _linear_cross_entropy(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    problem = with_numbers(Loss(*arguments))
-    function = _function(ag.linear_cross_entropy, problem.shard)
-    grad_loss = upstream(problem.grad_loss, problem.reduction)
-    return loss_of(function, problem, grad_loss, outputs=tuple(problem.outputs), **options_of(problem))
-
-
-def _linear_cross_entropy_fake(*arguments):
-    problem = Loss(*arguments)
-    input, rows = problem.input, problem.input.shape[:1]
-    loss = input.new_empty(rows if problem.reduction == "none" else (), dtype=accumulator(input))
-    return loss, *_gradients_fake(problem), *fake_outputs(input, rows, problem.outputs)
-
-
-def _gradients_fake(problem: Loss) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    input, weight, bias = problem.input, problem.weight, problem.bias
-    return (
-        input.new_empty(input.shape if problem.input_grad else (0,)),
-        weight.new_empty(weight.shape if problem.weight_grad else (0,)),
-        bias.new_empty(bias.shape) if problem.bias_grad and bias is not None else input.new_empty(0),
-    )
-
-
-class OutputGradients(NamedTuple):
-    """The first arguments of the operator `linear_cross_entropy_backward`: outputs and their upstream gradients."""
-
-    lse: torch.Tensor
-    entropy: torch.Tensor | None
-    grad_lse: torch.Tensor | None
-    grad_log_prob: torch.Tensor | None
-    grad_entropy: torch.Tensor | None
-
-
-def _linear_cross_entropy_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    given = OutputGradients(*arguments[: len(OutputGradients._fields)])
-    problem = with_numbers(Loss(*arguments[len(given) :]))
-    found = _function(ag.linear_cross_entropy_backward, problem.shard)(
-        detached(problem.input),
-        detached(problem.weight),
-        detached(problem.target),
-        **{name: optional(each) for name, each in given._asdict().items()},
-        grad_loss=upstream(problem.grad_loss, problem.reduction),
-        reduction=problem.reduction,
-        ignore_index=problem.ignore_index,
-        output_mask=(problem.input_grad, problem.weight_grad),
-        filter_eps=problem.filter_eps,
-        num_threads=problem.num_threads,
-        **options_of(problem),
-    )
-    gradients = found.input_grad, found.weight_grad, found.bias_grad if problem.bias_grad else None
-    return without_none(problem.input, gradients)
-
-
-def _linear_cross_entropy_backward_fake(*arguments):
-    return _gradients_fake(Loss(*arguments[len(OutputGradients._fields) :]))
+def linear_flops(input: Sequence[int], weight: Sequence[int], products: int) -> int:
+    """Return the floating-point operations of products of the size of the logits, for shapes of input and weight."""
+    return 2 * products * input[0] * weight[0] * weight[1]
 
 
 def one_after_another(
@@ -431,56 +185,3 @@ def one_after_another(
         message = "expected a batch of at least one problem, got none"
         raise ParamInvalidError(f"torch.vmap: {message}", operator=name)
     return tuple(torch.stack(each) for each in zip(*results)), (0,) * len(results[0])
-
-
-register(
-    LINEAR,
-    f"({_LOSS_PARAMETERS}) -> (Tensor loss, Tensor input_grad, Tensor weight_grad, Tensor bias_grad, Tensor lse, "
-    "Tensor log_prob, Tensor entropy, Tensor predicted, Tensor correct)",
-    _linear_cross_entropy,
-    _linear_cross_entropy_fake,
-    one_after_another,
-)
-
-_BACKWARD = "linear_cross_entropy_backward"
-
-register(
-    _BACKWARD,
-    "(Tensor lse, Tensor? entropy, Tensor? grad_lse, Tensor? grad_log_prob, Tensor? grad_entropy, "
-    f"{_LOSS_PARAMETERS}) -> (Tensor input_grad, Tensor weight_grad, Tensor bias_grad)",
-    _linear_cross_entropy_backward,
-    _linear_cross_entropy_backward_fake,
-    one_after_another,
-)
-
-
-def linear_flops(input: Sequence[int], weight: Sequence[int], products: int) -> int:
-    """Return the floating-point operations of products of the size of the logits, for shapes of input and weight."""
-    return 2 * products * input[0] * weight[0] * weight[1]
-
-
-def _loss_flops(*arguments: Any, **_: Any) -> int:
-    problem = Loss(*arguments)  # with shapes instead of tensors
-    return linear_flops(problem.input, problem.weight, 1 + problem.input_grad + problem.weight_grad)
-
-
-def _loss_backward_flops(*arguments: Any, **_: Any) -> int:
-    return _loss_flops(*arguments[len(OutputGradients._fields) :])
-
-
-register_flops(LINEAR, _loss_flops)
-register_flops(_BACKWARD, _loss_backward_flops)
-
-
-def loss(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    """Compute `Loss`. torch's dispatcher is used only if `are_plain` is False."""
-    if not are_plain(arguments):
-        return torch.ops.ascend_grad.linear_cross_entropy(*arguments)
-    return _linear_cross_entropy(*arguments)
-
-
-def loss_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    """Compute the gradients of `Loss` and its outputs for `OutputGradients`, like `loss`."""
-    if not are_plain(arguments):
-        return torch.ops.ascend_grad.linear_cross_entropy_backward(*arguments)
-    return _linear_cross_entropy_backward(*arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TypeAlias
 
 import torch
 
@@ -12,21 +12,14 @@ from ..errors import ParamInvalidError, ParamTypeError
 from ..operators.options import OUTPUTS
 from ..operators.results import LossResult, loss_result
 
-
-class Computed(NamedTuple):
-    """The loss and its outputs. An output that is not requested is None."""
-
-    loss: torch.Tensor
-    lse: torch.Tensor | None = None
-    log_prob: torch.Tensor | None = None
-    entropy: torch.Tensor | None = None
-    predicted: torch.Tensor | None = None
-    correct: torch.Tensor | None = None
+#: The loss under "loss", and the outputs that were computed.
+Computed: TypeAlias = dict[str, torch.Tensor]
 
 
 def requested(found: Computed, outputs: Sequence[str]) -> LossResult[torch.Tensor]:
     """Return the loss and the outputs of these names, in this order."""
-    return loss_result(("loss", *outputs), [found.loss, *(getattr(found, name) for name in outputs)])
+    names = ("loss", *outputs)
+    return loss_result(names, [found[name] for name in names])
 
 
 def check_outputs(operator: str, outputs: object) -> None:

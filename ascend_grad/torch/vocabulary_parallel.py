@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
-from torch.autograd import Function
 from torch.distributed import ProcessGroup
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -16,11 +15,11 @@ from .. import parallel
 from ..errors import AscendGradError, BackendUnavailableError, rename
 from ..parallel.agreement import Attempt
 from ..parallel.transports import collectives
-from . import operators
+from .loss_operators import LINEAR, SHARD_NUMBERS, SHARDS
 
 _T = TypeVar("_T")
 
-_NAME = operators.LINEAR
+_NAME = LINEAR.name
 
 #: Names for the arguments of `parallel.linear_cross_entropy` in errors of the functions for tensors.
 _ARGUMENTS = {
@@ -49,22 +48,22 @@ class VocabularyShard:
                 attempt.exchange_records(collectives(self.group, "group", operator), None)
         return cast(_T, found)
 
-    def apply(self, function: type[Function], problem: operators.Loss) -> tuple[torch.Tensor, ...]:
-        """Compute a loss with its gradient over all shards, like `operators.apply`."""
+    def number(self, *layer: torch.Tensor) -> int:
+        """Return the number by which operators find this shard. `layer` has the input, the weight and the target."""
 
         def check() -> None:
             if get_proxy_mode() is not None:  # the graph would outlive the shard
                 raise NotImplementedError(f"{_NAME} with a group: graphs by make_fx or torch.export are not supported")
-            for name, tensor in zip(("input", "linear_weight", "target"), problem):
+            for name, tensor in zip(("input", "linear_weight", "target"), layer):
                 if tensor.is_meta:
                     expected = "a tensor on the CPU or on an Ascend NPU"
                     message = f"{name}: with a group expected {expected}, got one on {tensor.device}"
                     raise BackendUnavailableError(message, operator=_NAME)
 
         self.run(_NAME, check)
-        number = next(operators.SHARD_NUMBERS)
-        operators.SHARDS[number] = self
-        return operators.apply(function, *problem._replace(shard=number))
+        number = next(SHARD_NUMBERS)
+        SHARDS[number] = self
+        return number
 
     def function(self, name: str) -> Callable:
         """Return the function of `parallel` with this name for this shard. Errors name the arguments for tensors."""

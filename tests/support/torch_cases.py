@@ -8,20 +8,17 @@ import torch
 from torch_oracles import value_and_gradients
 
 import ascend_grad.torch as agt
-from ascend_grad.torch.operators import Loss
+from ascend_grad.torch.loss_operators import LINEAR, NUMBERS
 
 MASK = torch.arange(20).reshape(1, 1, 4, 5) % 3 == 0
 TARGET = torch.tensor([1, 2, -100, 6])
 CLASS_WEIGHT = torch.arange(7.0)
 
 
-def loss_arguments(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, **given: object) -> Loss:
+def loss_arguments(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, **given: object) -> list:
     """Return the arguments of the operator `linear_cross_entropy`: without options, except for those that are given."""
-    arguments = Loss(
-        x, w, target, None, None, None, None, None, None, None, "mean", -100, False, False, False, 0.0, 0.0, 1.0, None,
-        1.0, None, [], 0.0, None, None
-    )  # fmt: skip
-    return arguments._replace(**given)
+    settings = {"reduction": "mean", "ignore_index": -100, **dict.fromkeys(LINEAR.wanted, False), "outputs": []}
+    return LINEAR.arguments({**NUMBERS, "input": x, "weight": w, "target": target, **settings, **given})
 
 
 def loss(**keywords) -> Callable[..., torch.Tensor]:

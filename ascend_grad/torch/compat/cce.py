@@ -10,7 +10,8 @@ import torch
 
 from ...arguments import integer, shown
 from ...errors import ParamInvalidError, ParamTypeError
-from .. import linear
+from .. import linear_loss as linear
+from ..loss_operators import IGNORE_INDEX
 from ..tensors import check_tensors
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def linear_cross_entropy(
     c: torch.Tensor,
     targets: torch.Tensor,
     bias: torch.Tensor | None = None,
-    ignore_index: int = linear.IGNORE_INDEX,
+    ignore_index: int = IGNORE_INDEX,
     softcap: float | None = None,
     reduction: Literal["mean", "sum", "none"] = "mean",
     shift: bool | int = 0,
@@ -132,7 +133,7 @@ def linear_cross_entropy(
     c: torch.Tensor,
     targets: torch.Tensor,
     bias: torch.Tensor | None = None,
-    ignore_index: int = linear.IGNORE_INDEX,
+    ignore_index: int = IGNORE_INDEX,
     softcap: float | None = None,
     reduction: Literal["mean", "sum", "none"] = "mean",
     shift: bool | int = 0,
@@ -152,7 +153,7 @@ def linear_cross_entropy(
     c: torch.Tensor,
     targets: torch.Tensor,
     bias: torch.Tensor | None = None,
-    ignore_index: int = linear.IGNORE_INDEX,
+    ignore_index: int = IGNORE_INDEX,
     softcap: float | None = None,
     reduction: Literal["mean", "sum", "none"] = "mean",
     shift: bool | int = 0,
@@ -227,7 +228,7 @@ def linear_cross_entropy(
     """
     shard = None if vocab_parallel_options is None else _shard(vocab_parallel_options)
     function = _loss if shard is None else _loss_over_group
-    options = linear.Options(linear_bias=bias, softcap=softcap, outputs=("lse",) if return_lse else ())
+    options = {"bias": bias, "softcap": softcap, "outputs": ("lse",) if return_lse else ()}
     name = _implementation(impl)
     are_filtered = (
         name in _FILTERED and filter_e_grad and filter_c_grad and filter_eps is not None and filter_eps != "auto"
@@ -258,7 +259,7 @@ def _loss(
     reduction: Literal["mean", "sum", "none"],
     ignore_index: int,
     shift: bool | int,
-    options: linear.Options,
+    options: dict[str, Any],
     filter_eps: Any,
     impl: object,
     vocab_parallel_options: VocabParallelOptions | None,
@@ -279,8 +280,8 @@ def _loss(
         e.reshape(-1, e.shape[-1]), c, targets.reshape(-1), reduction, ignore_index, options,
         filter_eps=filter_eps, shard=shard, names=_NAMES,
     )  # fmt: skip
-    loss = found.loss.reshape(targets.shape) if reduction == "none" else found.loss
-    return loss if found.lse is None else (loss, found.lse.reshape(targets.shape))
+    loss = found["loss"].reshape(targets.shape) if reduction == "none" else found["loss"]
+    return (loss, found["lse"].reshape(targets.shape)) if "lse" in found else loss
 
 
 _loss_over_group = torch.compiler.disable(_loss)
@@ -342,7 +343,7 @@ class LinearCrossEntropy(torch.nn.Module):
 
     def __init__(
         self,
-        ignore_index: int = linear.IGNORE_INDEX,
+        ignore_index: int = IGNORE_INDEX,
         softcap: float | None = None,
         reduction: Literal["mean", "sum", "none"] = "mean",
         shift: bool | int = 0,
@@ -411,7 +412,7 @@ def compute_z_loss(
     lse: torch.Tensor,
     targets: torch.Tensor | None = None,
     shift: bool | int = False,
-    ignore_index: int = linear.IGNORE_INDEX,
+    ignore_index: int = IGNORE_INDEX,
     reduction: Literal["mean", "sum", "none"] = "mean",
 ) -> torch.Tensor:
     """Compute the squares of `lse`, or their mean or sum, like ``cut_cross_entropy.utils.compute_z_loss``.

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, cast, overload
+import inspect
+from collections.abc import Callable
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar, overload
 
 import torch
 
 from ...arguments import integer, real_number, shown, truth_value
 from ...errors import ParamInvalidError, ParamTypeError
-from .. import cross_entropy, linear
+from .. import cross_entropy, positions
+from .. import linear_loss as linear
 from ..loss import check_options
+from ..loss_operators import IGNORE_INDEX
 from ..operators import accumulator
 from ..outputs import Computed
 from ..tensors import check_tensors
@@ -41,65 +45,82 @@ class CrossEntropyOutput(NamedTuple):
     predicted_tokens: torch.Tensor | Any = None
 
 
-class _Settings(NamedTuple):
-    """The options of the losses. The last two exist for the loss of a linear layer only."""
-
-    ignore_index: int
-    lse_square_scale: float
-    label_smoothing: float
-    reduction: Literal["mean", "sum", "none"]
-    softcap: float | None
-    return_z_loss: bool
-    return_token_accuracy: bool
-    return_predicted_tokens: bool
-    accum_dtype: torch.dtype | None = None
-    use_token_scaling: bool = False
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
-def _check_kinds(operator: str, settings: _Settings) -> None:
-    for name in "return_z_loss", "use_token_scaling", "return_token_accuracy", "return_predicted_tokens":
-        truth_value(getattr(settings, name), name, operator)
-    if not (settings.accum_dtype is None or isinstance(settings.accum_dtype, torch.dtype)):
-        expected = f"None or a torch.dtype, got {shown(settings.accum_dtype)}"
-        raise ParamTypeError(f"accum_dtype: expected {expected}", operator=operator)
+def _arguments_of(
+    function: Callable[Concatenate[Any, _P], Any],
+) -> Callable[[Callable[..., _R]], Callable[_P, _R]]:
+    """Return a decorator that gives a function the signature of another one, without its first parameter."""
+
+    def decorate(decorated: Any) -> Any:
+        of_function = inspect.signature(function)
+        decorated.__signature__ = of_function.replace(parameters=list(of_function.parameters.values())[1:])
+        return decorated
+
+    return decorate
 
 
-def _check_settings(operator: str, settings: _Settings) -> None:
-    """Check the settings of a module when it is made."""
-    _check_kinds(operator, settings)
-    names = "ignore_index", "lse_square_scale", "label_smoothing", "reduction", "softcap"
-    check_options(operator, **{name: getattr(settings, name) for name in names})
+def _check_kinds(operator: str, accum_dtype: object = None, **flags: object) -> None:
+    for name, value in flags.items():
+        truth_value(value, name, operator)
+    if not (accum_dtype is None or isinstance(accum_dtype, torch.dtype)):
+        message = f"accum_dtype: expected None or a torch.dtype, got {shown(accum_dtype)}"
+        raise ParamTypeError(message, operator=operator)
 
 
-def _outputs(settings: _Settings) -> tuple[Literal["lse", "predicted"], ...]:
+#: Settings of the modules that are options of the losses.
+_OF_LOSSES = ("ignore_index", "lse_square_scale", "label_smoothing", "reduction", "softcap")
+
+
+class _Loss(torch.nn.Module):
+    """A module whose attributes are settings of a loss."""
+
+    def __init__(self, operator: str, weight_name: str, weight: torch.Tensor | None, **settings: Any):
+        super().__init__()
+        setattr(self, weight_name, weight)
+        for name, value in settings.items():
+            setattr(self, name, value)
+        self._names = tuple(settings)
+        _check_kinds(operator, **{name: value for name, value in settings.items() if name not in _OF_LOSSES})
+        check_options(operator, **{name: settings[name] for name in _OF_LOSSES})
+
+    def _settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._names}
+
+
+def _outputs(with_lse: bool, with_predicted: bool) -> tuple[Literal["lse", "predicted"], ...]:
     """Return the names of the outputs that the requested results are computed from."""
-    with_predicted = settings.return_token_accuracy or settings.return_predicted_tokens
-    return (*(("lse",) if settings.return_z_loss else ()), *(("predicted",) if with_predicted else ()))
+    return (*(("lse",) if with_lse else ()), *(("predicted",) if with_predicted else ()))
 
 
 def _results(
-    found: Computed, input: torch.Tensor, target: torch.Tensor, settings: _Settings,
-    scaling: torch.Tensor | None = None
-) -> CrossEntropyOutput:  # fmt: skip
+    found: Computed,
+    input: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int,
+    reduction: str,
+    square_scale: float | None,
+    with_accuracy: bool,
+    with_predicted: bool,
+    scaling: torch.Tensor | None = None,
+) -> CrossEntropyOutput:
     """Return the loss with the requested results. `scaling` has a factor for each row."""
-    result = CrossEntropyOutput(found.loss)
-    counted = target != settings.ignore_index
-    if settings.return_z_loss:
-        squares = settings.lse_square_scale * cast(torch.Tensor, found.lse).detach() ** 2
+    z_loss = accuracy = None
+    counted = target != ignore_index
+    if square_scale is not None:
+        squares = square_scale * found["lse"].detach() ** 2
         squares = squares if scaling is None else squares * scaling
-        if settings.reduction != "none":
+        if reduction != "none":
             squares = squares.sum()
-        if settings.reduction == "mean":
+        if reduction == "mean":
             squares = squares / counted.sum().clamp(min=1)
-        result = result._replace(z_loss=squares.to(input.dtype))
-    if settings.return_token_accuracy:
-        correct = ((found.predicted == target) & counted).to(torch.float32)
-        result = result._replace(
-            token_accuracy=correct if settings.reduction == "none" else correct.sum() / counted.sum()
-        )
-    if settings.return_predicted_tokens:
-        result = result._replace(predicted_tokens=found.predicted)
-    return result
+        z_loss = squares.to(input.dtype)
+    if with_accuracy:
+        correct = ((found["predicted"] == target) & counted).to(torch.float32)
+        accuracy = correct if reduction == "none" else correct.sum() / counted.sum()
+    return CrossEntropyOutput(found["loss"], z_loss, accuracy, found["predicted"] if with_predicted else None)
 
 
 def _loss_alone_or_all(result: CrossEntropyOutput) -> torch.Tensor | CrossEntropyOutput:
@@ -111,63 +132,98 @@ def _fused_loss(
     input: torch.Tensor,
     weight: torch.Tensor,
     target: torch.Tensor,
-    bias: torch.Tensor | None,
-    ce_weight: torch.Tensor | None,
-    settings: _Settings,
+    bias: torch.Tensor | None = None,
+    ce_weight: torch.Tensor | None = None,
+    ignore_index: int = IGNORE_INDEX,
+    lse_square_scale: float = 0.0,
+    label_smoothing: float = 0.0,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    softcap: float | None = None,
+    return_z_loss: bool = False,
+    accum_dtype: torch.dtype | None = None,
+    use_token_scaling: bool = False,
+    return_token_accuracy: bool = False,
+    return_predicted_tokens: bool = False,
 ) -> CrossEntropyOutput:
     """Compute the loss of a linear layer."""
-    _check_kinds(names.operator, settings)
-    if settings.accum_dtype not in (None, torch.float32) and settings.accum_dtype != getattr(input, "dtype", None):
-        linear.refuse(names.operator, accum_dtype=settings.accum_dtype)
-    options = linear.Options(
-        linear_bias=bias,
-        weight=ce_weight,
-        label_smoothing=settings.label_smoothing,
-        lse_square_scale=settings.lse_square_scale,
-        softcap=settings.softcap,
-        outputs=_outputs(settings),
+    _check_kinds(
+        names.operator,
+        accum_dtype,
+        return_z_loss=return_z_loss,
+        use_token_scaling=use_token_scaling,
+        return_token_accuracy=return_token_accuracy,
+        return_predicted_tokens=return_predicted_tokens,
     )
+    if accum_dtype not in (None, torch.float32) and accum_dtype != getattr(input, "dtype", None):
+        linear.refuse(names.operator, accum_dtype=accum_dtype)
+    options = {
+        "bias": bias,
+        "class_weight": ce_weight,
+        "label_smoothing": label_smoothing,
+        "lse_square_scale": lse_square_scale,
+        "softcap": softcap,
+        "outputs": _outputs(return_z_loss, return_token_accuracy or return_predicted_tokens),
+    }
     probabilities = None
-    if settings.use_token_scaling:
-        probabilities = _target_probabilities(names, input, weight, target, settings.ignore_index, options)
-    if probabilities is not None and settings.reduction == "mean":
-        found = _scaled_mean(names, input, weight, target, settings.ignore_index, options, probabilities)
+    if use_token_scaling:
+        probabilities = _target_probabilities(names, input, weight, target, ignore_index, options)
+    if probabilities is not None and reduction == "mean":
+        found = _scaled_mean(names, input, weight, target, ignore_index, options, probabilities)
     else:
+        options = {**options, "token_weight": probabilities}
         found = linear.unrounded_loss(
-            input, weight, target, settings.reduction, settings.ignore_index,
-            options._replace(token_weight=probabilities), names=names, zero_if_empty=True,
-        )  # fmt: skip
-    return _results(found, input, target, settings, probabilities)
+            input, weight, target, reduction, ignore_index, options, names=names, zero_if_empty=True
+        )
+    return _results(
+        found, input, target, ignore_index, reduction, lse_square_scale if return_z_loss else None,
+        return_token_accuracy, return_predicted_tokens, probabilities
+    )  # fmt: skip
 
 
 def _loss_of_logits(
-    operator: str,
-    input_name: str,
+    names: tuple[str, str],
     input: torch.Tensor,
     target: torch.Tensor,
     weight: torch.Tensor | None,
-    settings: _Settings,
+    ignore_index: int = IGNORE_INDEX,
+    lse_square_scale: float = 0.0,
+    label_smoothing: float = 0.0,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    softcap: float | None = None,
+    return_z_loss: bool = False,
+    return_token_accuracy: bool = False,
+    return_predicted_tokens: bool = False,
 ) -> CrossEntropyOutput:
-    """Compute the loss of logits."""
-    _check_kinds(operator, settings)
+    """Compute the loss of logits. `names` has the names of the function and of the logits."""
+    operator, input_name = names
+    _check_kinds(
+        operator,
+        return_z_loss=return_z_loss,
+        return_token_accuracy=return_token_accuracy,
+        return_predicted_tokens=return_predicted_tokens,
+    )
     check_tensors(operator, **{input_name: input}, target=target)
     if input.dim() != 2:
         message = f"{input_name}: expected shape (BT, V), got {tuple(input.shape)}"
         raise ParamInvalidError(message, operator=operator)
     logits = input
-    if settings.softcap is not None:
-        softcap = real_number(settings.softcap, "softcap", operator)
-        if not 0 < softcap < float("inf"):
-            raise ParamInvalidError(f"softcap: expected a positive finite number, got {softcap}", operator=operator)
-        logits = softcap * torch.tanh(input.to(accumulator(input)) / softcap)
+    if softcap is not None:
+        cap = real_number(softcap, "softcap", operator)
+        if not 0 < cap < float("inf"):
+            raise ParamInvalidError(f"softcap: expected a positive finite number, got {cap}", operator=operator)
+        logits = cap * torch.tanh(input.to(accumulator(input)) / cap)
+    options = {"class_weight": weight, "label_smoothing": label_smoothing, "lse_square_scale": lse_square_scale}
+    outputs = _outputs(return_z_loss, return_token_accuracy or return_predicted_tokens)
     found = cross_entropy.unrounded_loss(
-        logits, target, weight, settings.ignore_index, settings.reduction, settings.label_smoothing,
-        settings.lse_square_scale, outputs=_outputs(settings), operator=operator, input_name=input_name,
+        logits, target, options, ignore_index, reduction, outputs, operator=operator, input_name=input_name
+    )
+    if reduction == "mean":
+        found["loss"] = torch.where((target != ignore_index).any(), found["loss"], 0)
+    found["loss"] = found["loss"].to(input.dtype)
+    return _results(
+        found, input, target, ignore_index, reduction, lse_square_scale if return_z_loss else None,
+        return_token_accuracy, return_predicted_tokens
     )  # fmt: skip
-    loss = found.loss
-    if settings.reduction == "mean":
-        loss = torch.where((target != settings.ignore_index).any(), loss, 0)
-    return _results(found._replace(loss=loss.to(input.dtype)), input, target, settings)
 
 
 def _target_probabilities(
@@ -176,13 +232,13 @@ def _target_probabilities(
     weight: torch.Tensor,
     target: torch.Tensor,
     ignore_index: int,
-    options: linear.Options,
+    options: dict[str, Any],
 ) -> torch.Tensor:
     """Return the probability of each target, without a gradient."""
-    alone = linear.Options(linear_bias=options.linear_bias, softcap=options.softcap, outputs=("log_prob",))
+    alone = {"bias": options["bias"], "softcap": options["softcap"], "outputs": ("log_prob",)}
     with torch.no_grad():
         found = linear.unrounded_loss(input, weight, target, "sum", ignore_index, alone, names=names)
-    return cast(torch.Tensor, found.log_prob).exp()
+    return found["log_prob"].exp()
 
 
 def _scaled_mean(
@@ -191,7 +247,7 @@ def _scaled_mean(
     weight: torch.Tensor,
     target: torch.Tensor,
     ignore_index: int,
-    options: linear.Options,
+    options: dict[str, Any],
     probabilities: torch.Tensor,
 ) -> Computed:
     """Return the mean of losses that are multiplied by probabilities; divisors do not contain the probabilities.
@@ -200,12 +256,12 @@ def _scaled_mean(
     """
     counted = target != ignore_index
     of_row = of_square = probabilities / counted.sum()
-    if options.weight is not None:
-        check_tensors(names.operator, **{names.input: input, names.class_weight: options.weight})
-        linear.check_shape(names.operator, names.class_weight, options.weight, weight.shape[:1], "one for each class")
-        of_target = options.weight.to(probabilities.dtype)[torch.where(counted, target, 0)] * counted
+    if (class_weight := options["class_weight"]) is not None:
+        check_tensors(names.operator, **{names.input: input, names.class_weight: class_weight})
+        linear.check_shape(names.operator, names.class_weight, class_weight, weight.shape[:1], "one for each class")
+        of_target = class_weight.to(probabilities.dtype)[torch.where(counted, target, 0)] * counted
         of_row = probabilities / of_target.sum()
-    return linear.summed_loss(input, weight, target, ignore_index, options, of_row, of_square, names=names)
+    return positions.summed_loss(input, weight, target, ignore_index, options, of_row, of_square, names=names)
 
 
 @overload
@@ -215,7 +271,7 @@ def liger_fused_linear_cross_entropy(
     target: torch.Tensor,
     bias: torch.Tensor | None = None,
     ce_weight: torch.Tensor | None = None,
-    ignore_index: int = linear.IGNORE_INDEX,
+    ignore_index: int = IGNORE_INDEX,
     lse_square_scale: float = 0.0,
     label_smoothing: float = 0.0,
     reduction: Literal["mean", "sum", "none"] = "mean",
@@ -235,7 +291,7 @@ def liger_fused_linear_cross_entropy(
     target: torch.Tensor,
     bias: torch.Tensor | None = None,
     ce_weight: torch.Tensor | None = None,
-    ignore_index: int = linear.IGNORE_INDEX,
+    ignore_index: int = IGNORE_INDEX,
     lse_square_scale: float = 0.0,
     label_smoothing: float = 0.0,
     reduction: Literal["mean", "sum", "none"] = "mean",
@@ -248,23 +304,8 @@ def liger_fused_linear_cross_entropy(
 ) -> CrossEntropyOutput: ...
 
 
-def liger_fused_linear_cross_entropy(
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    target: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    ce_weight: torch.Tensor | None = None,
-    ignore_index: int = linear.IGNORE_INDEX,
-    lse_square_scale: float = 0.0,
-    label_smoothing: float = 0.0,
-    reduction: Literal["mean", "sum", "none"] = "mean",
-    softcap: float | None = None,
-    return_z_loss: bool = False,
-    accum_dtype: torch.dtype | None = None,
-    use_token_scaling: bool = False,
-    return_token_accuracy: bool = False,
-    return_predicted_tokens: bool = False,
-) -> torch.Tensor | CrossEntropyOutput:
+@_arguments_of(_fused_loss)
+def liger_fused_linear_cross_entropy(*arguments: Any, **settings: Any) -> torch.Tensor | CrossEntropyOutput:
     """Compute the cross-entropy loss of a linear layer, like Liger Kernel's ``liger_fused_linear_cross_entropy``.
 
     Parameters
@@ -323,17 +364,15 @@ def liger_fused_linear_cross_entropy(
     ... ).predicted_tokens
     tensor([ 0, -1])
     """
-    settings = _Settings(
-        ignore_index, lse_square_scale, label_smoothing, reduction, softcap, return_z_loss, return_token_accuracy,
-        return_predicted_tokens, accum_dtype, use_token_scaling
-    )  # fmt: skip
-    names = linear.Names(
-        "compat.liger.liger_fused_linear_cross_entropy", weight="weight", class_weight="ce_weight", bias="bias"
-    )
-    return _loss_alone_or_all(_fused_loss(names, input, weight, target, bias, ce_weight, settings))
+    return _loss_alone_or_all(_fused_loss(_FUSED_NAMES, *arguments, **settings))
 
 
-class LigerFusedLinearCrossEntropyLoss(torch.nn.Module):
+_FUSED_NAMES = linear.Names(
+    "compat.liger.liger_fused_linear_cross_entropy", weight="weight", class_weight="ce_weight", bias="bias"
+)
+
+
+class LigerFusedLinearCrossEntropyLoss(_Loss):
     """The cross-entropy loss of a linear layer, like ``liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss``.
 
     Call it with the weight first: ``loss(lin_weight, _input, target, bias=None)``.
@@ -357,7 +396,7 @@ class LigerFusedLinearCrossEntropyLoss(torch.nn.Module):
     def __init__(
         self,
         ce_weight: torch.Tensor | None = None,
-        ignore_index: int = linear.IGNORE_INDEX,
+        ignore_index: int = IGNORE_INDEX,
         lse_square_scale: float = 0.0,
         label_smoothing: float = 0.0,
         reduction: Literal["mean", "sum", "none"] = "mean",
@@ -368,26 +407,21 @@ class LigerFusedLinearCrossEntropyLoss(torch.nn.Module):
         return_token_accuracy: bool = False,
         return_predicted_tokens: bool = False,
     ):
-        super().__init__()
-        self.ce_weight = ce_weight
-        self.ignore_index = ignore_index
-        self.lse_square_scale = lse_square_scale
-        self.label_smoothing = label_smoothing
-        self.reduction = reduction
-        self.softcap = softcap
-        self.return_z_loss = return_z_loss
-        self.accum_dtype = accum_dtype
-        self.use_token_scaling = use_token_scaling
-        self.return_token_accuracy = return_token_accuracy
-        self.return_predicted_tokens = return_predicted_tokens
-        _check_settings(_MODULE_NAMES.operator, self._settings())
-
-    def _settings(self) -> _Settings:
-        return _Settings(
-            self.ignore_index, self.lse_square_scale, self.label_smoothing, self.reduction, self.softcap,
-            self.return_z_loss, self.return_token_accuracy, self.return_predicted_tokens, self.accum_dtype,
-            self.use_token_scaling
-        )  # fmt: skip
+        super().__init__(
+            _MODULE_NAMES.operator,
+            "ce_weight",
+            ce_weight,
+            ignore_index=ignore_index,
+            lse_square_scale=lse_square_scale,
+            label_smoothing=label_smoothing,
+            reduction=reduction,
+            softcap=softcap,
+            return_z_loss=return_z_loss,
+            accum_dtype=accum_dtype,
+            use_token_scaling=use_token_scaling,
+            return_token_accuracy=return_token_accuracy,
+            return_predicted_tokens=return_predicted_tokens,
+        )
 
     def forward(
         self, lin_weight: torch.Tensor, _input: torch.Tensor, target: torch.Tensor, bias: torch.Tensor | None = None
@@ -412,7 +446,7 @@ class LigerFusedLinearCrossEntropyLoss(torch.nn.Module):
             As from `liger_fused_linear_cross_entropy`.
         """
         return _loss_alone_or_all(
-            _fused_loss(_MODULE_NAMES, _input, lin_weight, target, bias, self.ce_weight, self._settings())
+            _fused_loss(_MODULE_NAMES, _input, lin_weight, target, bias, self.ce_weight, **self._settings())
         )
 
 
@@ -428,33 +462,11 @@ class LigerFusedLinearCrossEntropyFunction:
     """
 
     @staticmethod
-    def apply(
-        _input: torch.Tensor,
-        weight: torch.Tensor,
-        target: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        ce_weight: torch.Tensor | None = None,
-        ignore_index: int = linear.IGNORE_INDEX,
-        lse_square_scale: float = 0.0,
-        label_smoothing: float = 0.0,
-        reduction: Literal["mean", "sum", "none"] = "mean",
-        softcap: float | None = None,
-        return_z_loss: bool = False,
-        accum_dtype: torch.dtype | None = None,
-        use_token_scaling: bool = False,
-        return_token_accuracy: bool = False,
-        return_predicted_tokens: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor | Any, torch.Tensor | Any, torch.Tensor | Any]:
+    @_arguments_of(_fused_loss)
+    def apply(*arguments: Any, **settings: Any) -> tuple[torch.Tensor, Any, Any, Any]:
         """Compute the loss of a linear layer.
 
-        Parameters
-        ----------
-        _input : torch.Tensor, shape (BT, H)
-            The layer's input.
-        weight, target, bias, ce_weight, ignore_index, lse_square_scale, label_smoothing, reduction, softcap
-            As in `liger_fused_linear_cross_entropy`.
-        return_z_loss, accum_dtype, use_token_scaling, return_token_accuracy, return_predicted_tokens
-            As in `liger_fused_linear_cross_entropy`.
+        The arguments are as in `liger_fused_linear_cross_entropy`.
 
         Returns
         -------
@@ -468,15 +480,12 @@ class LigerFusedLinearCrossEntropyFunction:
         >>> LigerFusedLinearCrossEntropyFunction.apply(torch.zeros(1, 3), torch.zeros(8, 3), torch.tensor([7]))
         (tensor(2.0794), None, None, None)
         """
-        settings = _Settings(
-            ignore_index, lse_square_scale, label_smoothing, reduction, softcap, return_z_loss, return_token_accuracy,
-            return_predicted_tokens, accum_dtype, use_token_scaling
-        )  # fmt: skip
-        names = linear.Names(
-            "compat.liger.LigerFusedLinearCrossEntropyFunction", "_input", "weight", class_weight="ce_weight",
-            bias="bias",
-        )  # fmt: skip
-        return tuple(_fused_loss(names, _input, weight, target, bias, ce_weight, settings))
+        return tuple(_fused_loss(_FUNCTION_NAMES, *arguments, **settings))
+
+
+_FUNCTION_NAMES = linear.Names(
+    "compat.liger.LigerFusedLinearCrossEntropyFunction", "_input", "weight", class_weight="ce_weight", bias="bias"
+)
 
 
 class LigerFusedLinearScaledCrossEntropyFunction:
@@ -492,7 +501,7 @@ class LigerFusedLinearScaledCrossEntropyFunction:
         weight: torch.Tensor,
         target: torch.Tensor,
         temperature: float | torch.Tensor = 1.0,
-        ignore_index: int = linear.IGNORE_INDEX,
+        ignore_index: int = IGNORE_INDEX,
         m_tiles_per_cluster: int = 1,
         return_entropy: Literal[False] = False,
     ) -> torch.Tensor: ...
@@ -504,7 +513,7 @@ class LigerFusedLinearScaledCrossEntropyFunction:
         weight: torch.Tensor,
         target: torch.Tensor,
         temperature: float | torch.Tensor = 1.0,
-        ignore_index: int = linear.IGNORE_INDEX,
+        ignore_index: int = IGNORE_INDEX,
         m_tiles_per_cluster: int = 1,
         return_entropy: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
@@ -515,7 +524,7 @@ class LigerFusedLinearScaledCrossEntropyFunction:
         weight: torch.Tensor,
         target: torch.Tensor,
         temperature: float | torch.Tensor = 1.0,
-        ignore_index: int = linear.IGNORE_INDEX,
+        ignore_index: int = IGNORE_INDEX,
         m_tiles_per_cluster: int = 1,
         return_entropy: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -558,9 +567,9 @@ class LigerFusedLinearScaledCrossEntropyFunction:
             raise ParamInvalidError(message, operator=name)
         return_entropy = truth_value(return_entropy, "return_entropy", name)
         names = linear.Names(name, "_input", "weight")
-        options = linear.Options(temperature=temperature, outputs=("entropy",) if return_entropy else ())
+        options = {"temperature": temperature, "outputs": ("entropy",) if return_entropy else ()}
         found = linear.unrounded_loss(_input, weight, target, "none", ignore_index, options, names=names)
-        return found.loss if found.entropy is None else (found.loss, found.entropy)
+        return (found["loss"], found["entropy"]) if return_entropy else found["loss"]
 
 
 @overload
@@ -569,7 +578,7 @@ def liger_cross_entropy(
     target: torch.Tensor,
     weight: torch.Tensor | None = None,
     size_average: None = None,
-    ignore_index: int = linear.IGNORE_INDEX,
+    ignore_index: int = IGNORE_INDEX,
     reduce: None = None,
     reduction: Literal["mean", "sum", "none"] = "mean",
     label_smoothing: float = 0.0,
@@ -587,7 +596,7 @@ def liger_cross_entropy(
     target: torch.Tensor,
     weight: torch.Tensor | None = None,
     size_average: None = None,
-    ignore_index: int = linear.IGNORE_INDEX,
+    ignore_index: int = IGNORE_INDEX,
     reduce: None = None,
     reduction: Literal["mean", "sum", "none"] = "mean",
     label_smoothing: float = 0.0,
@@ -604,7 +613,7 @@ def liger_cross_entropy(
     target: torch.Tensor,
     weight: torch.Tensor | None = None,
     size_average: None = None,
-    ignore_index: int = linear.IGNORE_INDEX,
+    ignore_index: int = IGNORE_INDEX,
     reduce: None = None,
     reduction: Literal["mean", "sum", "none"] = "mean",
     label_smoothing: float = 0.0,
@@ -661,14 +670,15 @@ def liger_cross_entropy(
     """
     operator = "compat.liger.liger_cross_entropy"
     linear.refuse(operator, size_average=size_average, reduce=reduce)
-    settings = _Settings(
-        ignore_index, lse_square_scale, label_smoothing, reduction, softcap, return_z_loss, return_token_accuracy,
-        return_predicted_tokens
+    return _loss_alone_or_all(
+        _loss_of_logits(
+            (operator, "input"), input, target, weight, ignore_index, lse_square_scale, label_smoothing, reduction,
+            softcap, return_z_loss, return_token_accuracy, return_predicted_tokens
+        )
     )  # fmt: skip
-    return _loss_alone_or_all(_loss_of_logits(operator, "input", input, target, weight, settings))
 
 
-class LigerCrossEntropyLoss(torch.nn.Module):
+class LigerCrossEntropyLoss(_Loss):
     """The cross-entropy loss of logits as a module, like ``liger_kernel.transformers.LigerCrossEntropyLoss``.
 
     Parameters
@@ -689,7 +699,7 @@ class LigerCrossEntropyLoss(torch.nn.Module):
     def __init__(
         self,
         weight: torch.Tensor | None = None,
-        ignore_index: int = linear.IGNORE_INDEX,
+        ignore_index: int = IGNORE_INDEX,
         lse_square_scale: float = 0.0,
         label_smoothing: float = 0.0,
         reduction: Literal["mean", "sum", "none"] = "mean",
@@ -698,23 +708,19 @@ class LigerCrossEntropyLoss(torch.nn.Module):
         return_token_accuracy: bool = False,
         return_predicted_tokens: bool = False,
     ):
-        super().__init__()
-        self.weight = weight
-        self.ignore_index = ignore_index
-        self.lse_square_scale = lse_square_scale
-        self.label_smoothing = label_smoothing
-        self.reduction = reduction
-        self.softcap = softcap
-        self.return_z_loss = return_z_loss
-        self.return_token_accuracy = return_token_accuracy
-        self.return_predicted_tokens = return_predicted_tokens
-        _check_settings(_LOGITS_MODULE, self._settings())
-
-    def _settings(self) -> _Settings:
-        return _Settings(
-            self.ignore_index, self.lse_square_scale, self.label_smoothing, self.reduction, self.softcap,
-            self.return_z_loss, self.return_token_accuracy, self.return_predicted_tokens
-        )  # fmt: skip
+        super().__init__(
+            _LOGITS_MODULE,
+            "weight",
+            weight,
+            ignore_index=ignore_index,
+            lse_square_scale=lse_square_scale,
+            label_smoothing=label_smoothing,
+            reduction=reduction,
+            softcap=softcap,
+            return_z_loss=return_z_loss,
+            return_token_accuracy=return_token_accuracy,
+            return_predicted_tokens=return_predicted_tokens,
+        )
 
     def forward(self, _input: torch.Tensor, target: torch.Tensor) -> torch.Tensor | CrossEntropyOutput:
         """Compute the loss.
@@ -732,7 +738,7 @@ class LigerCrossEntropyLoss(torch.nn.Module):
             As from `liger_cross_entropy`.
         """
         return _loss_alone_or_all(
-            _loss_of_logits(_LOGITS_MODULE, "_input", _input, target, self.weight, self._settings())
+            _loss_of_logits((_LOGITS_MODULE, "_input"), _input, target, self.weight, **self._settings())
         )
 
 
@@ -746,29 +752,11 @@ class LigerCrossEntropyFunction:
     """
 
     @staticmethod
-    def apply(
-        _input: torch.Tensor,
-        target: torch.Tensor,
-        weight: torch.Tensor | None,
-        ignore_index: int = linear.IGNORE_INDEX,
-        lse_square_scale: float = 0.0,
-        label_smoothing: float = 0.0,
-        reduction: Literal["mean", "sum", "none"] = "mean",
-        softcap: float | None = None,
-        return_z_loss: bool = False,
-        return_token_accuracy: bool = False,
-        return_predicted_tokens: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor | Any, torch.Tensor | Any, torch.Tensor | Any]:
+    @_arguments_of(_loss_of_logits)
+    def apply(*arguments: Any, **settings: Any) -> tuple[torch.Tensor, Any, Any, Any]:
         """Compute the loss of logits.
 
-        Parameters
-        ----------
-        _input : torch.Tensor, shape (BT, V)
-            The logits.
-        target, weight, ignore_index, lse_square_scale, label_smoothing, reduction, softcap
-            As in `liger_cross_entropy`.
-        return_z_loss, return_token_accuracy, return_predicted_tokens
-            As in `liger_cross_entropy`.
+        The arguments are as in `liger_cross_entropy`, without `size_average` and `reduce`.
 
         Returns
         -------
@@ -782,9 +770,5 @@ class LigerCrossEntropyFunction:
         >>> LigerCrossEntropyFunction.apply(torch.zeros(1, 8), torch.tensor([7]), None)
         (tensor(2.0794), None, None, None)
         """
-        settings = _Settings(
-            ignore_index, lse_square_scale, label_smoothing, reduction, softcap, return_z_loss, return_token_accuracy,
-            return_predicted_tokens
-        )  # fmt: skip
-        operator = "compat.liger.LigerCrossEntropyFunction"
-        return tuple(_loss_of_logits(operator, "_input", _input, target, weight, settings))
+        names = "compat.liger.LigerCrossEntropyFunction", "_input"
+        return tuple(_loss_of_logits(names, *arguments, **settings))

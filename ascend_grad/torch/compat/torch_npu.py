@@ -17,7 +17,7 @@ from ..fused import (
     fused_linear_cross_entropy_loss_grad,
     fused_linear_online_max_sum,
 )
-from ..linear import refuse
+from ..linear_loss import refuse
 
 __all__ = [
     "npu_fused_cross_entropy_loss_with_max_sum",

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 
 from ...errors import ParamInvalidError
-from .. import linear
+from .. import linear_loss as linear
+from ..loss_operators import IGNORE_INDEX
 from ..tensors import check_tensors
 
 if TYPE_CHECKING:
@@ -90,11 +91,11 @@ def linear_cross_entropy(
         weight,
         labels.reshape(-1),
         cast(Any, reduction.lower() if isinstance(reduction, str) else reduction),
-        linear.IGNORE_INDEX,
-        linear.Options(temperature=temperature, outputs=("entropy",)),
+        IGNORE_INDEX,
+        {"temperature": temperature, "outputs": ("entropy",)},
         names=_NAMES,
     )
-    return -found.loss, cast(torch.Tensor, found.entropy)
+    return -found["loss"], found["entropy"]
 
 
 class LinearCrossEntropy:

@@ -1,0 +1,319 @@
+"""The loss of a linear layer, with its gradients, before it is rounded to the dtype of the tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
+
+import torch
+from torch.autograd import Function
+
+from ..arguments import shown
+from ..errors import AscendGradError, ParamInvalidError, ParamTypeError, rename
+from ..operators.options import OPTIONS, OUTPUT_GRADIENTS, PER_CLASS, PER_ROW
+from . import loss_operators
+from .gradients import scaled, second_order_error, without_second_order
+from .loss_operators import ROWS_OF
+from .operators import apply, register_gradient
+from .outputs import Computed, check_outputs, computed_outputs, no_lse_error, statistics
+from .tensors import check_tensors, refuse_jit_trace
+
+if TYPE_CHECKING:
+    from .vocabulary_parallel import VocabularyShard
+
+_T = TypeVar("_T")
+
+_LOSS = loss_operators.LINEAR
+_NAME = _LOSS.name
+
+
+class Names(NamedTuple):
+    """Names of the function and its tensors, for errors; fields are `ascend_grad.linear_cross_entropy`'s names."""
+
+    operator: str = _NAME
+    input: str = "input"
+    weight: str = "linear_weight"
+    target: str = "target"
+    class_weight: str = "weight"
+    bias: str = "linear_bias"
+
+    def of(self, argument: str) -> str:
+        """Return the name of an argument of `ascend_grad.linear_cross_entropy`."""
+        return str(getattr(self, argument, argument))
+
+
+_NAMES = Names()
+
+#: The options of the loss by their names in `ascend_grad.linear_cross_entropy`, those that are given.
+Options: TypeAlias = Mapping[str, Any]
+
+#: The arguments that the loss has a gradient for, and their places in the schema.
+_DIFFERENTIABLE = ("input", "weight", "bias")
+_PLACES = [_LOSS.fields.index(name) for name in _DIFFERENTIABLE]
+
+
+class _LinearCrossEntropy(Function):
+    """The loss of a linear layer: the loss, the requested gradients, and the requested outputs.
+
+    Gradients of a mean or a sum are computed with the loss, so that logits are computed once. Backward scales them and
+    returns them without a copy, so that a second backward computes them again. Gradients of one loss per row are
+    computed in backward, as upstream gradients must be applied before the sum over the rows. So are gradients in
+    float16: a loss scale must be applied before the rounding, in which the gradient of a mean would vanish. If an
+    output has an upstream gradient, backward computes the gradients of loss and outputs together.
+    """
+
+    @staticmethod
+    def forward(*arguments):
+        return loss_operators.linear_cross_entropy(*arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        problem = _LOSS.problem(inputs)
+        ctx.settings = inputs[_LOSS.tensors + 1 :]
+        shard = problem["shard"]
+        ctx.shard = None if shard is None else loss_operators.SHARDS.get(shard)  # kept alive for backward
+        ctx.set_materialize_grads(False)  # would allocate zeros of the weight's size
+        ctx.save_for_backward(*inputs[: _LOSS.tensors], *statistics(problem["outputs"], output[4], output[6]))
+        is_scalable = problem["grad_loss"] is None and problem["reduction"] != "none"
+        ctx.gradients = [each.detach() for each in output[1:4]] if is_scalable else None
+
+    @staticmethod
+    def backward(ctx, grad_loss, *others):
+        if any(each is not None for each in others[:3]):
+            raise second_order_error(_NAME)
+        nothing = [None] * len(_LOSS.fields)
+        of_outputs = others[3 : 3 + len(OUTPUT_GRADIENTS)]
+        upstream = [each for each in (grad_loss, *of_outputs) if each is not None]
+        if not upstream:
+            return tuple(nothing)
+        saved, end = ctx.saved_tensors, _LOSS.tensors  # each access unpacks all of them
+        tensors, (lse, entropy), shared = saved[:end], saved[end : end + 2], saved[end + 2 :]
+        problem = _LOSS.problem((*tensors, None, *ctx.settings))
+        wanted = [ctx.needs_input_grad[place] for place in _PLACES]
+        gradients, ctx.gradients = [each.detach() for each in shared] or ctx.gradients, None
+        is_computed = (
+            gradients is not None
+            and upstream == [grad_loss]
+            and all(problem[name] or not asked for name, asked in zip(_LOSS.wanted, wanted))
+        )
+        if not is_computed:
+            again = {**problem, "grad_loss": grad_loss, **dict(zip(_LOSS.wanted, wanted)), "outputs": []}
+            if all(each is None for each in of_outputs):
+                gradients = loss_operators.linear_cross_entropy(*again.values())[1:4]
+            elif lse is None:
+                raise no_lse_error(_NAME)
+            else:
+                gradients = loss_operators.linear_cross_entropy_backward(lse, entropy, *of_outputs, *again.values())
+        leaves = [problem[name] for name in _DIFFERENTIABLE if problem[name] is not None]
+        # If the gradients were computed before, the product below depends on the upstream gradient.
+        gradients = without_second_order(_NAME, gradients, leaves if is_computed else [*upstream, *leaves])
+        if is_computed:
+            gradients = scaled(gradients, grad_loss, in_place=not shared)
+        for place, gradient, asked in zip(_PLACES, gradients, wanted):
+            nothing[place] = gradient if asked else None
+        return tuple(nothing)
+
+
+class _LinearCrossEntropyOfOperator(_LinearCrossEntropy):
+    """The gradient of the registered operator. Its caller has the gradients, too, so backward leaves them unchanged."""
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _LinearCrossEntropy.setup_context(ctx, inputs, output)
+        if ctx.gradients is not None:
+            saved = statistics(_LOSS.problem(inputs)["outputs"], output[4], output[6])
+            ctx.save_for_backward(*inputs[: _LOSS.tensors], *saved, *output[1:4])
+            ctx.gradients = None
+
+
+register_gradient(_NAME, _LinearCrossEntropyOfOperator)
+
+
+def unrounded_loss(
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    reduction: Literal["mean", "sum", "none"],
+    ignore_index: int | None,
+    options: Options,
+    *,
+    filter_eps: float | torch.Tensor = 0.0,
+    num_threads: int | None = None,
+    shard: VocabularyShard | None = None,
+    names: Names = _NAMES,
+    zero_if_empty: bool = False,
+) -> Computed:
+    """Return the loss in float32, or in float64 if `input` is. A mean over no rows is NaN, or 0 if `zero_if_empty`."""
+    checked(shard, partial(_check_arguments, names, input, linear_weight, target, reduction, options))
+    integers = checked(shard, partial(loss_operators.checked_integers, names.operator, ignore_index, num_threads))
+    ignore_index, num_threads = integers
+    numbers = {**options, "filter_eps": filter_eps}
+    options, traced = checked(shard, partial(converted, names.operator, numbers))
+
+    given = input.dtype, linear_weight.dtype
+    if torch.is_autocast_enabled(autocast_device(input)):
+        input, linear_weight = _lower_precision(input), _lower_precision(linear_weight)
+    checked(shard, partial(_check_dtypes, names, input, linear_weight, given))
+    shape = input.shape[:-1]
+    rows, classes, options = _as_batch(input, target, options)
+    outputs = options["outputs"]
+    with_gradients = torch.is_grad_enabled() and reduction != "none" and rows.dtype != torch.float16
+    layer = {"input": rows, "weight": linear_weight, "bias": options.get("bias")}
+    problem = {
+        **options,
+        **layer,
+        "target": classes,
+        "numbers": traced,
+        "reduction": reduction,
+        "ignore_index": ignore_index,
+        **{f"{name}_grad": with_gradients and each is not None and each.requires_grad for name, each in layer.items()},
+        "outputs": computed_outputs(outputs),
+        "num_threads": num_threads,
+        "shard": None if shard is None else shard.number(rows, linear_weight, classes),
+    }
+    try:
+        results = apply(_LinearCrossEntropy, *_LOSS.arguments(problem))
+    except AscendGradError as error:
+        if shard is None:
+            rename(error, names.operator, names._asdict())
+        raise
+    found = _LOSS.computed(results, outputs)
+    if zero_if_empty and reduction == "mean":
+        found["loss"] = torch.where((classes != ignore_index).any(), found["loss"], 0)
+    of_rows = [name for name in found if name != "correct" and (name != "loss" or reduction == "none")]
+    return {**found, **{name: found[name].reshape(shape) for name in of_rows}}
+
+
+def refuse(operator: str, **arguments: object) -> None:
+    """Raise NotImplementedError for arguments that are not None: unsupported options are never silently ignored."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise NotImplementedError(f"{operator}: {name}: not supported, got {shown(value)}")
+
+
+def checked(shard: VocabularyShard | None, check: Callable[[], _T]) -> _T:
+    """Return the result of `check()`. If it raises, tell the other processes of a group, which wait for this one."""
+    return check() if shard is None else shard.run(_NAME, check)
+
+
+def _check_arguments(
+    names: Names,
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    reduction: object,
+    options: Options,
+) -> None:
+    operator = names.operator
+    refuse_jit_trace(operator)
+    check_tensors(operator, **{names.input: input, names.weight: linear_weight, names.target: target})
+    given = tensors_among(options)
+    if given:
+        check_tensors(operator, **{names.input: input}, **{names.of(name): each for name, each in given.items()})
+    _check_shapes(names, input, linear_weight, target, options.get("target_prob"))
+    loss_operators.check_reduction(operator, reduction)
+    for name, tensor in given.items():
+        if name in OPTIONS and OPTIONS[name].kind == PER_CLASS:
+            words = f"one for each row of {names.weight}"
+            check_shape(operator, names.of(name), tensor, linear_weight.shape[:1], words)
+        elif OPTIONS[name].kind == PER_ROW or (name in ROWS_OF and tensor.dim() > 0):
+            check_shape(operator, name, tensor, input.shape[:-1], f"one for each row of {names.input}")
+    loss_operators.refuse_gradients(
+        operator, {names.of(name): each for name, each in given.items() if name not in _DIFFERENTIABLE}
+    )
+
+
+def tensors_among(options: Options) -> dict[str, torch.Tensor]:
+    """Return the options that are tensors, or should be: numbers that may be tensors are not among them."""
+    return {
+        name: each
+        for name, each in options.items()
+        if (name in _LOSS.arrays and each is not None) or (name in ROWS_OF and isinstance(each, torch.Tensor))
+    }
+
+
+def converted(operator: str, options: Options) -> tuple[dict[str, Any], torch.Tensor | None]:
+    """Convert the options to the schema's types. torch's own errors would name neither function nor argument."""
+    outputs = options.get("outputs", ())
+    check_outputs(operator, outputs)
+    tensors = tensors_among(options)
+    numbers = {name: each for name, each in options.items() if name not in tensors}
+    values, traced = loss_operators.numbers_of(_LOSS, operator, numbers)
+    return {**values, **tensors, "outputs": outputs}, traced
+
+
+def _as_batch(
+    input: torch.Tensor, target: torch.Tensor, options: Options
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+    """Return the arguments of a batch of rows: a single row is a batch of one, a temperature holds for all rows.
+
+    Options that are numbers or tensors of the rows have the names of the tensors in the schema, if they are tensors.
+    """
+    rows = {
+        name: options[name].expand(input.shape[:-1]) if options[name].dim() == 0 else options[name]
+        for name in ROWS_OF
+        if isinstance(options.get(name), torch.Tensor)
+    }
+    given = {
+        **{name: loss_operators.NUMBERS[name] if name in rows else each for name, each in options.items()},
+        **{ROWS_OF[name]: each for name, each in rows.items()},
+    }
+    if input.dim() == 2:
+        return input, target, given
+    of_rows = [*(ROWS_OF[name] for name in rows), *(name for name in _OF_ROWS if given.get(name) is not None)]
+    return input.unsqueeze(0), target.unsqueeze(0), {**given, **{name: given[name].unsqueeze(0) for name in of_rows}}
+
+
+#: The tensors with numbers for each row.
+_OF_ROWS = [name for name in _LOSS.arrays if OPTIONS[name].kind != PER_CLASS]
+
+
+def _check_dtypes(
+    names: Names, input: torch.Tensor, linear_weight: torch.Tensor, given: tuple[torch.dtype, torch.dtype]
+) -> None:
+    """Check that both dtypes are equal. `given` has the dtypes before autocast, for the message."""
+    if linear_weight.dtype != input.dtype:
+        message = f"{names.weight}: expected {given[0]}, as {names.input} is, got {given[1]}"
+        raise ParamTypeError(message, operator=names.operator)
+
+
+def _check_shapes(
+    names: Names,
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    target: torch.Tensor,
+    target_prob: torch.Tensor | None,
+) -> None:
+    operator = names.operator
+    loss_operators.check_target_dtype(operator, names.target, target)
+    if input.dim() not in (1, 2):
+        message = f"{names.input}: expected shape (N, in_features) or (in_features,), got {tuple(input.shape)}"
+        raise ParamInvalidError(message, operator=operator)
+    if linear_weight.dim() != 2 or linear_weight.shape[1] != input.shape[-1]:
+        message = f"{names.weight}: expected shape (C, {input.shape[-1]}), got {tuple(linear_weight.shape)}"
+        raise ParamInvalidError(message, operator=operator)
+    if target_prob is None:
+        check_shape(operator, names.target, target, input.shape[:-1], f"one for each row of {names.input}")
+        return
+    if target.dim() != input.dim() or target.shape[:-1] != input.shape[:-1]:
+        message = f"{names.target}: expected shape {(*input.shape[:-1], 'K')}, as target_prob is given, got "
+        raise ParamInvalidError(f"{message}{tuple(target.shape)}", operator=operator)
+    check_shape(operator, "target_prob", target_prob, target.shape, f"as {names.target} has")
+
+
+def check_shape(operator: str, name: str, tensor: torch.Tensor, shape: Sequence[int], words: str) -> None:
+    """Raise an error unless a tensor has this shape, which `words` explain."""
+    if tensor.shape != shape:
+        message = f"{name}: expected shape {tuple(shape)}, {words}, got {tuple(tensor.shape)}"
+        raise ParamInvalidError(message, operator=operator)
+
+
+def autocast_device(tensor: torch.Tensor) -> str:
+    return "npu" if tensor.device.type == "npu" else "cpu"
+
+
+def _lower_precision(tensor: torch.Tensor) -> torch.Tensor:
+    """Convert an argument of a linear layer as autocast does."""
+    is_double = tensor.dtype == torch.float64
+    return tensor if is_double else tensor.to(torch.get_autocast_dtype(autocast_device(tensor)))
