@@ -165,7 +165,7 @@ def _settings(operator: Operator) -> dict[str, tuple[type, Any]]:
     for name, parameter in inspect.signature(getattr(ag, operator.name)).parameters.items():
         if name in operator.parameters and name not in NOT_OFFERED:
             is_option = name in OPTIONS and OPTIONS[name].kind in (NUMBER, NUMBER_OR_PER_ROW)
-            kind = float if is_option else _NUMBERS.get(parameter.annotation.split()[0])
+            kind = float if is_option else _NUMBERS.get(str(parameter.annotation).split()[0])
             if kind is not None:
                 found[name] = (kind, parameter.default)
     return found

@@ -138,7 +138,7 @@ def cross_entropy(
     array(1)
     """
     values: list[Any] = [
-        input, target, dim, reduction, ignore_index, class_weight, token_weight, target_prob, label_smoothing,
+        input, target, dim, reduction, ignore_index, token_weight, class_weight, target_prob, label_smoothing,
         lse_square_scale, temperature, denominator, grad_loss, grad_lse, grad_log_prob, grad_entropy, outputs,
         return_grad
     ]  # fmt: skip

@@ -422,7 +422,7 @@ LINEAR_TOP_K = Operator(
 )
 
 #: The options of the loss of logits, in the order of its parameters.
-_OF_LOGITS = "class_weight token_weight target_prob label_smoothing lse_square_scale temperature denominator"
+_OF_LOGITS = " ".join(name for name, option in OPTIONS.items() if option.of_logits and name != "outputs")
 _UPSTREAM = f"grad_loss {' '.join(OUTPUT_GRADIENTS)}"
 CROSS_ENTROPY = Operator(
     "cross_entropy",

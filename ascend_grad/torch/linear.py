@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _NAME = Names().operator
 
-#: The options beside `linear_bias` (the bias), `weight` (the class weights) and the outputs.
-_OPTIONS = options_of(without=("bias", "class_weight", "outputs"))
+#: The options that torch's function does not have, without the outputs.
+_OPTIONS = options_of(without=("bias", "class_weight", "label_smoothing", "outputs"))
 _WORDS = Words(
     "torch.Tensor", "float or torch.Tensor, shape ()", ", shape (N,) or ()", ", shape (C,)", ", shape (N, K) or (K,)"
 )
@@ -64,6 +64,7 @@ def linear_cross_entropy(
     weight: torch.Tensor | None = None,
     reduction: Literal["mean", "sum", "none"] = "mean",
     ignore_index: int | None = None,
+    label_smoothing: float | torch.Tensor = 0.0,
     options: LinearCrossEntropyOptions | None = None,
     outputs: Outputs = (),
     filter_eps: float | torch.Tensor = 0.0,
@@ -99,6 +100,8 @@ def linear_cross_entropy(
         The loss is the mean or the sum over the rows that are not ignored, or one number per row, 0 for ignored rows.
     ignore_index : int, optional
         Rows with this target have no loss and no gradient; None is -100.
+    label_smoothing : float or torch.Tensor, shape (), default 0.0
+        The share of the loss that goes to all classes, from 0 to 1.
     options : torch.nn.LinearCrossEntropyOptions, optional
         Accepted, without an effect: memory is bounded, sums are in float32 or better, and ``retain_graph=True`` works.
     outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
@@ -156,7 +159,8 @@ def linear_cross_entropy(
             [ 0.1250,  0.1250,  0.1250, -0.3750]])
     """
     given = completed(further, _OPTIONS, _NAME)
-    loss_options = {"bias": linear_bias, "class_weight": weight, **given, "outputs": outputs}
+    own = {"bias": linear_bias, "class_weight": weight, "label_smoothing": label_smoothing}
+    loss_options = {**own, **given, "outputs": outputs}
     shard = _shard(group, vocab_start_index, vocab_size)
     function = _rounded_loss if group is None else _rounded_loss_over_group
     arguments = input, linear_weight, target, reduction, ignore_index, loss_options, options, filter_eps, num_threads

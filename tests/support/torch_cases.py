@@ -21,6 +21,11 @@ def loss_arguments(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, **giv
     return LINEAR.arguments({**NUMBERS, "input": x, "weight": w, "target": target, **settings, **given})
 
 
+def changed(arguments: list, **values: object) -> list:
+    """Return the arguments of the operator `linear_cross_entropy` with other values."""
+    return LINEAR.arguments({**LINEAR.problem(arguments), **values})
+
+
 def loss(**keywords) -> Callable[..., torch.Tensor]:
     return lambda x, w, target: 3 * agt.linear_cross_entropy(x, w, target, **keywords)
 

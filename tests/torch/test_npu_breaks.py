@@ -69,7 +69,7 @@ BREAKS = {
     "tensors in other formats": Break(
         "torch_npu.py", "if tensor_format not in STRIDED_FORMATS:", "if False:", "a private format was taken"
     ),
-    "values remembered": Break("array.py", "if not self.is_shared:", "if True:", "values of before"),
+    "values remembered": Break("array.py", "if not self.storage.is_shared:", "if True:", "values of before"),
     "exchanged memory is used at once": Break(
         "pool.py", "runtime.wait_for_torch(self.block.device)", "pass", "wrong array"
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch_cases import loss_arguments
+from torch_cases import changed, loss_arguments
 
 import ascend_grad as ag
 import ascend_grad.torch  # this import registers the operators
@@ -40,7 +40,8 @@ def linear_cases():
         x.double(), w.double(), target, grad_loss=above, reduction="none", input_grad=True, weight_grad=True
     )
     yield pytest.param(OPS.linear_cross_entropy, tuple(arguments), id="with a gradient from above")
-    arguments = arguments._replace(
+    arguments = changed(
+        arguments,
         bias=torch.randn(7), token_weight=torch.rand(4), class_weight=torch.rand(7), temperatures=1 + torch.rand(4),
         bias_grad=True, label_smoothing=0.1, lse_square_scale=0.1, logit_scale=0.5, softcap=2.0, outputs=list(OUTPUTS)
     )  # fmt: skip
@@ -59,7 +60,7 @@ def backward_cases():
         ((lse, entropy, *above), {"grad_loss": torch.tensor(2.0), "weight_grad": True, "bias_grad": True}),
         ((lse, None, above[0], None, None), {"input_grad": True}),
     ):
-        arguments = (*given, *arguments._replace(outputs=[])._replace(**changes))
+        arguments = (*given, *changed(changed(arguments, outputs=[]), **changes))
         yield pytest.param(OPS.linear_cross_entropy_backward, arguments, id=f"backward {list(changes)}")
         arguments = loss_arguments(x, w, target, bias=torch.randn(7))
 
@@ -126,13 +127,13 @@ def test_the_loss_as_an_operator_has_gradients(reduction: str, flags: tuple[bool
     x, w = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in [(4, 3), (7, 3)])
     bias = torch.randn(7, dtype=torch.float64, requires_grad=True)
     arguments = loss_arguments(x, w, torch.tensor([1, 2, -100, 6]), reduction=reduction)
-    asked = arguments._replace(**dict(zip(("input_grad", "weight_grad"), flags)), bias_grad=flags[0])
+    asked = changed(arguments, **dict(zip(("input_grad", "weight_grad"), flags)), bias_grad=flags[0])
 
     def loss(x, w, bias):
-        return OPS.linear_cross_entropy(*asked._replace(input=x, weight=w, bias=bias))[0]
+        return OPS.linear_cross_entropy(*changed(asked, input=x, weight=w, bias=bias))[0]
 
     assert torch.autograd.gradcheck(loss, (x, w, bias))
-    gradient = OPS.linear_cross_entropy(*arguments._replace(input_grad=True, weight_grad=True))[2]
+    gradient = OPS.linear_cross_entropy(*changed(arguments, input_grad=True, weight_grad=True))[2]
     with pytest.raises(RuntimeError, match="the gradient cannot be differentiated once more"):
         gradient.sum().backward()
 

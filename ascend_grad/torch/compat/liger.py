@@ -50,13 +50,17 @@ _R = TypeVar("_R")
 
 
 def _arguments_of(
-    function: Callable[Concatenate[Any, _P], Any],
+    function: Callable[Concatenate[Any, _P], Any], input: str = "input"
 ) -> Callable[[Callable[..., _R]], Callable[_P, _R]]:
-    """Return a decorator that gives a function the signature of another one, without its first parameter."""
+    """Return a decorator that gives a function the signature of another one, without its first parameter.
+
+    `input` is the name of the parameter after that.
+    """
 
     def decorate(decorated: Any) -> Any:
         of_function = inspect.signature(function)
-        decorated.__signature__ = of_function.replace(parameters=list(of_function.parameters.values())[1:])
+        _, first, *others = of_function.parameters.values()
+        decorated.__signature__ = of_function.replace(parameters=[first.replace(name=input), *others])
         return decorated
 
     return decorate
@@ -462,7 +466,7 @@ class LigerFusedLinearCrossEntropyFunction:
     """
 
     @staticmethod
-    @_arguments_of(_fused_loss)
+    @_arguments_of(_fused_loss, "_input")
     def apply(*arguments: Any, **settings: Any) -> tuple[torch.Tensor, Any, Any, Any]:
         """Compute the loss of a linear layer.
 
@@ -752,7 +756,7 @@ class LigerCrossEntropyFunction:
     """
 
     @staticmethod
-    @_arguments_of(_loss_of_logits)
+    @_arguments_of(_loss_of_logits, "_input")
     def apply(*arguments: Any, **settings: Any) -> tuple[torch.Tensor, Any, Any, Any]:
         """Compute the loss of logits.
 
