@@ -1,134 +1,27 @@
-"""The cross-entropy losses of Liger Kernel, with their signatures."""
+"""The cross-entropy losses of linear layers of Liger Kernel, with their signatures."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar, overload
+from typing import Any, Literal, overload
 
 import torch
 
-from ...arguments import integer, real_number, shown, truth_value
-from ...errors import ParamInvalidError, ParamTypeError
-from .. import cross_entropy, positions
-from .. import linear_loss as linear
-from ..loss import check_options
-from ..loss_operators import IGNORE_INDEX
-from ..operators import accumulator
-from ..outputs import Computed
-from ..tensors import check_tensors
-
-__all__ = [
-    "CrossEntropyOutput",
-    "LigerCrossEntropyFunction",
-    "LigerCrossEntropyLoss",
-    "LigerFusedLinearCrossEntropyFunction",
-    "LigerFusedLinearCrossEntropyLoss",
-    "LigerFusedLinearScaledCrossEntropyFunction",
-    "liger_cross_entropy",
-    "liger_fused_linear_cross_entropy",
-]
-
-
-class CrossEntropyOutput(NamedTuple):
-    """The loss and the requested results of a function of this module. Other results are None."""
-
-    # As in `ascend_grad.LossResult`, a result that may be None has the type Any, too.
-    #: The loss. That of a linear layer is float32, or float64 if the input is float64; that of logits has their dtype.
-    loss: torch.Tensor
-    #: The term of the squared lse in the loss, in the dtype of the input, without a gradient.
-    z_loss: torch.Tensor | Any = None
-    #: The mean of ``predicted == target`` over the rows that are not ignored, float32, NaN if every row is ignored; the
-    #: rows' numbers without a reduction.
-    token_accuracy: torch.Tensor | Any = None
-    #: The class with the largest logit of each row, int64; -1 for ignored rows.
-    predicted_tokens: torch.Tensor | Any = None
-
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
-def _arguments_of(
-    function: Callable[Concatenate[Any, _P], Any], input: str = "input"
-) -> Callable[[Callable[..., _R]], Callable[_P, _R]]:
-    """Return a decorator that gives a function the signature of another one, without its first parameter.
-
-    `input` is the name of the parameter after that.
-    """
-
-    def decorate(decorated: Any) -> Any:
-        of_function = inspect.signature(function)
-        _, first, *others = of_function.parameters.values()
-        decorated.__signature__ = of_function.replace(parameters=[first.replace(name=input), *others])
-        return decorated
-
-    return decorate
-
-
-def _check_kinds(operator: str, accum_dtype: object = None, **flags: object) -> None:
-    for name, value in flags.items():
-        truth_value(value, name, operator)
-    if not (accum_dtype is None or isinstance(accum_dtype, torch.dtype)):
-        message = f"accum_dtype: expected None or a torch.dtype, got {shown(accum_dtype)}"
-        raise ParamTypeError(message, operator=operator)
-
-
-#: Settings of the modules that are options of the losses.
-_OF_LOSSES = ("ignore_index", "lse_square_scale", "label_smoothing", "reduction", "softcap")
-
-
-class _Loss(torch.nn.Module):
-    """A module whose attributes are settings of a loss."""
-
-    def __init__(self, operator: str, weight_name: str, weight: torch.Tensor | None, **settings: Any):
-        super().__init__()
-        setattr(self, weight_name, weight)
-        for name, value in settings.items():
-            setattr(self, name, value)
-        self._names = tuple(settings)
-        _check_kinds(operator, **{name: value for name, value in settings.items() if name not in _OF_LOSSES})
-        check_options(operator, **{name: settings[name] for name in _OF_LOSSES})
-
-    def _settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._names}
-
-
-def _outputs(with_lse: bool, with_predicted: bool) -> tuple[Literal["lse", "predicted"], ...]:
-    """Return the names of the outputs that the requested results are computed from."""
-    return (*(("lse",) if with_lse else ()), *(("predicted",) if with_predicted else ()))
-
-
-def _results(
-    found: Computed,
-    input: torch.Tensor,
-    target: torch.Tensor,
-    ignore_index: int,
-    reduction: str,
-    square_scale: float | None,
-    with_accuracy: bool,
-    with_predicted: bool,
-    scaling: torch.Tensor | None = None,
-) -> CrossEntropyOutput:
-    """Return the loss with the requested results. `scaling` has a factor for each row."""
-    z_loss = accuracy = None
-    counted = target != ignore_index
-    if square_scale is not None:
-        squares = square_scale * found["lse"].detach() ** 2
-        squares = squares if scaling is None else squares * scaling
-        if reduction != "none":
-            squares = squares.sum()
-        if reduction == "mean":
-            squares = squares / counted.sum().clamp(min=1)
-        z_loss = squares.to(input.dtype)
-    if with_accuracy:
-        correct = ((found["predicted"] == target) & counted).to(torch.float32)
-        accuracy = correct if reduction == "none" else correct.sum() / counted.sum()
-    return CrossEntropyOutput(found["loss"], z_loss, accuracy, found["predicted"] if with_predicted else None)
-
-
-def _loss_alone_or_all(result: CrossEntropyOutput) -> torch.Tensor | CrossEntropyOutput:
-    return result if any(each is not None for each in result[1:]) else result.loss
+from ....arguments import integer, shown, truth_value
+from ....errors import ParamInvalidError
+from ... import linear_loss as linear
+from ... import positions
+from ...loss_operators import IGNORE_INDEX
+from ...outputs import Computed
+from ...tensors import check_tensors
+from .results import (
+    CrossEntropyOutput,
+    LossModule,
+    arguments_of,
+    check_kinds,
+    loss_alone_or_all,
+    outputs_of,
+    results_of,
+)
 
 
 def _fused_loss(
@@ -150,7 +43,7 @@ def _fused_loss(
     return_predicted_tokens: bool = False,
 ) -> CrossEntropyOutput:
     """Compute the loss of a linear layer."""
-    _check_kinds(
+    check_kinds(
         names.operator,
         accum_dtype,
         return_z_loss=return_z_loss,
@@ -166,7 +59,7 @@ def _fused_loss(
         "label_smoothing": label_smoothing,
         "lse_square_scale": lse_square_scale,
         "softcap": softcap,
-        "outputs": _outputs(return_z_loss, return_token_accuracy or return_predicted_tokens),
+        "outputs": outputs_of(return_z_loss, return_token_accuracy or return_predicted_tokens),
     }
     probabilities = None
     if use_token_scaling:
@@ -178,55 +71,9 @@ def _fused_loss(
         found = linear.unrounded_loss(
             input, weight, target, reduction, ignore_index, options, names=names, zero_if_empty=True
         )
-    return _results(
+    return results_of(
         found, input, target, ignore_index, reduction, lse_square_scale if return_z_loss else None,
         return_token_accuracy, return_predicted_tokens, probabilities
-    )  # fmt: skip
-
-
-def _loss_of_logits(
-    names: tuple[str, str],
-    input: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None,
-    ignore_index: int = IGNORE_INDEX,
-    lse_square_scale: float = 0.0,
-    label_smoothing: float = 0.0,
-    reduction: Literal["mean", "sum", "none"] = "mean",
-    softcap: float | None = None,
-    return_z_loss: bool = False,
-    return_token_accuracy: bool = False,
-    return_predicted_tokens: bool = False,
-) -> CrossEntropyOutput:
-    """Compute the loss of logits. `names` has the names of the function and of the logits."""
-    operator, input_name = names
-    _check_kinds(
-        operator,
-        return_z_loss=return_z_loss,
-        return_token_accuracy=return_token_accuracy,
-        return_predicted_tokens=return_predicted_tokens,
-    )
-    check_tensors(operator, **{input_name: input}, target=target)
-    if input.dim() != 2:
-        message = f"{input_name}: expected shape (BT, V), got {tuple(input.shape)}"
-        raise ParamInvalidError(message, operator=operator)
-    logits = input
-    if softcap is not None:
-        cap = real_number(softcap, "softcap", operator)
-        if not 0 < cap < float("inf"):
-            raise ParamInvalidError(f"softcap: expected a positive finite number, got {cap}", operator=operator)
-        logits = cap * torch.tanh(input.to(accumulator(input)) / cap)
-    options = {"class_weight": weight, "label_smoothing": label_smoothing, "lse_square_scale": lse_square_scale}
-    outputs = _outputs(return_z_loss, return_token_accuracy or return_predicted_tokens)
-    found = cross_entropy.unrounded_loss(
-        logits, target, options, ignore_index, reduction, outputs, operator=operator, input_name=input_name
-    )
-    if reduction == "mean":
-        found["loss"] = torch.where((target != ignore_index).any(), found["loss"], 0)
-    found["loss"] = found["loss"].to(input.dtype)
-    return _results(
-        found, input, target, ignore_index, reduction, lse_square_scale if return_z_loss else None,
-        return_token_accuracy, return_predicted_tokens
     )  # fmt: skip
 
 
@@ -308,7 +155,7 @@ def liger_fused_linear_cross_entropy(
 ) -> CrossEntropyOutput: ...
 
 
-@_arguments_of(_fused_loss)
+@arguments_of(_fused_loss)
 def liger_fused_linear_cross_entropy(*arguments: Any, **settings: Any) -> torch.Tensor | CrossEntropyOutput:
     """Compute the cross-entropy loss of a linear layer, like Liger Kernel's ``liger_fused_linear_cross_entropy``.
 
@@ -368,7 +215,7 @@ def liger_fused_linear_cross_entropy(*arguments: Any, **settings: Any) -> torch.
     ... ).predicted_tokens
     tensor([ 0, -1])
     """
-    return _loss_alone_or_all(_fused_loss(_FUSED_NAMES, *arguments, **settings))
+    return loss_alone_or_all(_fused_loss(_FUSED_NAMES, *arguments, **settings))
 
 
 _FUSED_NAMES = linear.Names(
@@ -376,7 +223,7 @@ _FUSED_NAMES = linear.Names(
 )
 
 
-class LigerFusedLinearCrossEntropyLoss(_Loss):
+class LigerFusedLinearCrossEntropyLoss(LossModule):
     """The cross-entropy loss of a linear layer, like ``liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss``.
 
     Call it with the weight first: ``loss(lin_weight, _input, target, bias=None)``.
@@ -449,7 +296,7 @@ class LigerFusedLinearCrossEntropyLoss(_Loss):
         torch.Tensor or CrossEntropyOutput
             As from `liger_fused_linear_cross_entropy`.
         """
-        return _loss_alone_or_all(
+        return loss_alone_or_all(
             _fused_loss(_MODULE_NAMES, _input, lin_weight, target, bias, self.ce_weight, **self._settings())
         )
 
@@ -466,7 +313,7 @@ class LigerFusedLinearCrossEntropyFunction:
     """
 
     @staticmethod
-    @_arguments_of(_fused_loss, "_input")
+    @arguments_of(_fused_loss, "_input")
     def apply(*arguments: Any, **settings: Any) -> tuple[torch.Tensor, Any, Any, Any]:
         """Compute the loss of a linear layer.
 
@@ -574,205 +421,3 @@ class LigerFusedLinearScaledCrossEntropyFunction:
         options = {"temperature": temperature, "outputs": ("entropy",) if return_entropy else ()}
         found = linear.unrounded_loss(_input, weight, target, "none", ignore_index, options, names=names)
         return (found["loss"], found["entropy"]) if return_entropy else found["loss"]
-
-
-@overload
-def liger_cross_entropy(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    size_average: None = None,
-    ignore_index: int = IGNORE_INDEX,
-    reduce: None = None,
-    reduction: Literal["mean", "sum", "none"] = "mean",
-    label_smoothing: float = 0.0,
-    lse_square_scale: float = 0.0,
-    softcap: float | None = None,
-    return_z_loss: Literal[False] = False,
-    return_token_accuracy: Literal[False] = False,
-    return_predicted_tokens: Literal[False] = False,
-) -> torch.Tensor: ...
-
-
-@overload
-def liger_cross_entropy(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    size_average: None = None,
-    ignore_index: int = IGNORE_INDEX,
-    reduce: None = None,
-    reduction: Literal["mean", "sum", "none"] = "mean",
-    label_smoothing: float = 0.0,
-    lse_square_scale: float = 0.0,
-    softcap: float | None = None,
-    return_z_loss: bool = False,
-    return_token_accuracy: bool = False,
-    return_predicted_tokens: bool = False,
-) -> CrossEntropyOutput: ...
-
-
-def liger_cross_entropy(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    size_average: None = None,
-    ignore_index: int = IGNORE_INDEX,
-    reduce: None = None,
-    reduction: Literal["mean", "sum", "none"] = "mean",
-    label_smoothing: float = 0.0,
-    lse_square_scale: float = 0.0,
-    softcap: float | None = None,
-    return_z_loss: bool = False,
-    return_token_accuracy: bool = False,
-    return_predicted_tokens: bool = False,
-) -> torch.Tensor | CrossEntropyOutput:
-    """Compute the cross-entropy loss of logits, like Liger Kernel's ``liger_cross_entropy``.
-
-    Parameters
-    ----------
-    input : torch.Tensor, shape (BT, V)
-        The logits; float32, float16, bfloat16 or float64. They keep their values.
-    target : torch.Tensor of int64 or int32, shape (BT,)
-        The class of each row, in [0, V), or `ignore_index`.
-    weight : torch.Tensor, shape (V,), optional
-        A weight for each class. A mean of the cross-entropy is divided by the sum of the targets' weights.
-    size_average : None
-        Not supported. Liger ignores it.
-    ignore_index : int, default -100
-        As in `liger_fused_linear_cross_entropy`.
-    reduce : None
-        Not supported. Liger ignores it.
-    reduction, label_smoothing, lse_square_scale, softcap
-        As in `liger_fused_linear_cross_entropy`.
-    return_z_loss, return_token_accuracy, return_predicted_tokens : bool, default False
-        As in `liger_fused_linear_cross_entropy`.
-
-    Returns
-    -------
-    torch.Tensor or CrossEntropyOutput
-        The loss in the dtype of `input`. If another result is requested, the loss and the requested results are fields
-        of a named tuple. The loss alone has a gradient.
-
-    Raises
-    ------
-    NotImplementedError
-        `size_average` or `reduce` is given, or `weight` requires grad.
-    ParamInvalidError
-        161002: a dtype, a shape or a value is not as described (a dtype or a kind: its subclass `ParamTypeError`).
-
-    Notes
-    -----
-    With `softcap`, the bounded logits are stored in float32 (float64 if `input` is float64).
-
-    Examples
-    --------
-    >>> import torch
-    >>> from ascend_grad.torch.compat.liger import liger_cross_entropy
-    >>> liger_cross_entropy(torch.zeros(2, 8), torch.tensor([7, -100]), return_token_accuracy=True).token_accuracy
-    tensor(0.)
-    """
-    operator = "compat.liger.liger_cross_entropy"
-    linear.refuse(operator, size_average=size_average, reduce=reduce)
-    return _loss_alone_or_all(
-        _loss_of_logits(
-            (operator, "input"), input, target, weight, ignore_index, lse_square_scale, label_smoothing, reduction,
-            softcap, return_z_loss, return_token_accuracy, return_predicted_tokens
-        )
-    )  # fmt: skip
-
-
-class LigerCrossEntropyLoss(_Loss):
-    """The cross-entropy loss of logits as a module, like ``liger_kernel.transformers.LigerCrossEntropyLoss``.
-
-    Parameters
-    ----------
-    weight, ignore_index, lse_square_scale, label_smoothing, reduction, softcap
-        As in `liger_cross_entropy`.
-    return_z_loss, return_token_accuracy, return_predicted_tokens
-        As in `liger_cross_entropy`.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from ascend_grad.torch.compat.liger import LigerCrossEntropyLoss
-    >>> LigerCrossEntropyLoss(reduction="sum")(torch.zeros(2, 8), torch.tensor([7, 0]))
-    tensor(4.1589)
-    """
-
-    def __init__(
-        self,
-        weight: torch.Tensor | None = None,
-        ignore_index: int = IGNORE_INDEX,
-        lse_square_scale: float = 0.0,
-        label_smoothing: float = 0.0,
-        reduction: Literal["mean", "sum", "none"] = "mean",
-        softcap: float | None = None,
-        return_z_loss: bool = False,
-        return_token_accuracy: bool = False,
-        return_predicted_tokens: bool = False,
-    ):
-        super().__init__(
-            _LOGITS_MODULE,
-            "weight",
-            weight,
-            ignore_index=ignore_index,
-            lse_square_scale=lse_square_scale,
-            label_smoothing=label_smoothing,
-            reduction=reduction,
-            softcap=softcap,
-            return_z_loss=return_z_loss,
-            return_token_accuracy=return_token_accuracy,
-            return_predicted_tokens=return_predicted_tokens,
-        )
-
-    def forward(self, _input: torch.Tensor, target: torch.Tensor) -> torch.Tensor | CrossEntropyOutput:
-        """Compute the loss.
-
-        Parameters
-        ----------
-        _input : torch.Tensor, shape (BT, V)
-            The logits.
-        target : torch.Tensor of int64 or int32, shape (BT,)
-            The class of each row, in [0, V), or `ignore_index`.
-
-        Returns
-        -------
-        torch.Tensor or CrossEntropyOutput
-            As from `liger_cross_entropy`.
-        """
-        return _loss_alone_or_all(
-            _loss_of_logits((_LOGITS_MODULE, "_input"), _input, target, self.weight, **self._settings())
-        )
-
-
-_LOGITS_MODULE = "compat.liger.LigerCrossEntropyLoss"
-
-
-class LigerCrossEntropyFunction:
-    """The loss of `liger_cross_entropy` with all results in a tuple.
-
-    Like the class with the same name in Liger Kernel, it is used by its method `apply` alone.
-    """
-
-    @staticmethod
-    @_arguments_of(_loss_of_logits, "_input")
-    def apply(*arguments: Any, **settings: Any) -> tuple[torch.Tensor, Any, Any, Any]:
-        """Compute the loss of logits.
-
-        The arguments are as in `liger_cross_entropy`, without `size_average` and `reduce`.
-
-        Returns
-        -------
-        loss, z_loss, token_accuracy, predicted_tokens
-            The fields of `CrossEntropyOutput`, None where not requested.
-
-        Examples
-        --------
-        >>> import torch
-        >>> from ascend_grad.torch.compat.liger import LigerCrossEntropyFunction
-        >>> LigerCrossEntropyFunction.apply(torch.zeros(1, 8), torch.tensor([7]), None)
-        (tensor(2.0794), None, None, None)
-        """
-        names = "compat.liger.LigerCrossEntropyFunction", "_input"
-        return tuple(_loss_of_logits(names, *arguments, **settings))
