@@ -7,12 +7,27 @@ from libc.stdint cimport int64_t
 from libc.string cimport memset
 
 from ascend_grad._call cimport Call, doubles, native_vector
-from ascend_grad._loss_options cimport REDUCTION_MEAN, REDUCTION_NONE, REDUCTION_SUM, LossOptions, sum_weights
+from ascend_grad._loss_options cimport (
+    REDUCTION_MEAN, REDUCTION_NONE, REDUCTION_SUM, LossOptions, numeric_option, sum_weights
+)
 
 cnp.import_array()
 
 cdef enum:
     OUTPUT_COUNT = 5                  # lse, log_prob, entropy, predicted, correct: the last results of a loss
+
+
+cdef tuple names_of_numbers():
+    """Return the names of the options that are one number, in the order of `numeric_option`."""
+    cdef LossOptions options
+    cdef const char *name
+    names = []
+    while numeric_option(&options, <int>len(names), &name) != NULL:
+        names.append((<bytes>name).decode())
+    return tuple(names)
+
+
+cdef tuple _numbers = names_of_numbers()
 
 
 cdef object option(object source, str name):
@@ -54,6 +69,8 @@ cdef list set_options(LossOptions *o, cnp.ndarray target, object source, bint wi
     """
     cdef list held = [target]
     cdef object reduction = option(source, "reduction"), prob = option(source, "target_prob")
+    cdef const char *name
+    cdef int i
     memset(o, 0, sizeof(LossOptions))
     o.target_count = 1
     if prob is not None:
@@ -65,11 +82,10 @@ cdef list set_options(LossOptions *o, cnp.ndarray target, object source, bint wi
     o.class_weight = vector_of(source, "class_weight", held, with_values)
     o.classes = 0 if o.class_weight == NULL else cnp.PyArray_SIZE(<cnp.ndarray>option(source, "class_weight"))
     o.token_weight = vector_of(source, "token_weight", held, with_values)
-    o.label_smoothing = option(source, "label_smoothing") or 0
-    o.lse_square_scale = option(source, "lse_square_scale") or 0
+    for i in range(len(_numbers)):
+        numeric_option(o, i, &name)[0] = option(source, <str>_numbers[i]) or 0
     o.temperatures, o.temperature = vector_of(source, "temperature", held, with_values), one_number(source, "temperature")
     o.reduction = REDUCTION_SUM if reduction == "sum" else REDUCTION_MEAN if reduction == "mean" else REDUCTION_NONE
-    o.denominator = option(source, "denominator") or 0
     o.grad_losses, o.grad_loss = vector_of(source, "grad_loss", held, with_values), one_number(source, "grad_loss")
     o.grad_lse = vector_of(source, "grad_lse", held, with_values)
     o.grad_log_prob = vector_of(source, "grad_log_prob", held, with_values)

@@ -144,6 +144,7 @@ cdef inline void write_outputs(
     write_number(o, o.outputs.entropy, row, entropy)
 
 
+cdef double *numeric_option(LossOptions *o, int i, const char **name) noexcept nogil
 cdef int sum_weights(const LossOptions *o, double *sums, double *last_check) except -1 nogil
 cdef int set_denominators(const LossOptions *o, double *denominators, double *last_check) except -1 nogil
 cdef void write_reduced(

@@ -25,6 +25,20 @@ cdef enum:
     ROWS_PER_CHECK = 1 << 18          # rows between two checks for signals
 
 
+cdef double *numeric_option(LossOptions *o, int i, const char **name) noexcept nogil:
+    """Return where option `i` is among those that are one number, 0 if not given, and set its name; NULL after the last."""
+    if i == 0:
+        name[0] = "label_smoothing"
+        return &o.label_smoothing
+    if i == 1:
+        name[0] = "lse_square_scale"
+        return &o.lse_square_scale
+    if i == 2:
+        name[0] = "denominator"
+        return &o.denominator
+    return NULL
+
+
 cdef inline double weight_of_target_class(const LossOptions *o, Py_ssize_t row) noexcept nogil:
     """Return the class weight of a row with one target, which is not ignored."""
     cdef int64_t entry

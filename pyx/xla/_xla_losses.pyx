@@ -19,7 +19,9 @@ from ascend_grad._kernels cimport (
     ag_fpenv_leave,
     ag_widen,
 )
-from ascend_grad._loss_options cimport REDUCTION_MEAN, REDUCTION_NONE, REDUCTION_SUM, LossOptions, target_at
+from ascend_grad._loss_options cimport (
+    REDUCTION_MEAN, REDUCTION_NONE, REDUCTION_SUM, LossOptions, numeric_option, target_at
+)
 from ascend_grad._memory cimport ALIGNMENT, SIZE_LIMIT, align_up, arena_alloc
 from ascend_grad._xla_frame cimport (
     AG_XLA_INVALID_ARGUMENT,
@@ -281,6 +283,9 @@ cdef void set_options(
     """Fill in the options of a loss with rows of this shape. `o` is all 0."""
     cdef bint is_number = False
     cdef int64_t axis
+    cdef const char *name
+    cdef double *number
+    cdef int i = 0
     o.rows, o.classes = 1, classes
     for axis in range(rank):
         o.rows *= dims[axis]
@@ -289,8 +294,11 @@ cdef void set_options(
     if not is_reduction(c, "mean"):
         o.reduction = REDUCTION_SUM if is_reduction(c, "sum") else REDUCTION_NONE
         require(c, o.reduction == REDUCTION_SUM or is_reduction(c, "none"))
-    o.denominator, o.temperature = setting(c, "denominator"), setting(c, "temperature")
-    o.label_smoothing, o.lse_square_scale = setting(c, "label_smoothing"), setting(c, "lse_square_scale")
+    o.temperature, number = setting(c, "temperature"), numeric_option(o, 0, &name)
+    while number != NULL:
+        number[0] = setting(c, name)
+        i += 1
+        number = numeric_option(o, i, &name)
     o.class_weight, o.token_weight = doubles(c, "class_weight", 1, &classes), doubles(c, "token_weight", rank, dims)
     o.temperatures = doubles(c, "temperature", rank, dims)
     o.grad_losses, o.grad_loss = number_or_doubles(c, "grad_loss", rank, dims, &is_number), 1

@@ -10,6 +10,7 @@ import torch
 
 from ....arguments import shown, truth_value
 from ....errors import ParamTypeError
+from ....operators.options import OPTIONS
 from ...loss import check_options
 from ...outputs import Computed
 
@@ -58,8 +59,8 @@ def check_kinds(operator: str, accum_dtype: object = None, **flags: object) -> N
         raise ParamTypeError(message, operator=operator)
 
 
-#: Settings of the modules that are options of the losses.
-_OF_LOSSES = ("ignore_index", "lse_square_scale", "label_smoothing", "reduction", "softcap")
+#: Settings of the modules that are arguments of the losses.
+_OF_LOSSES = ("ignore_index", "reduction", *OPTIONS)
 
 
 class LossModule(torch.nn.Module):
@@ -72,7 +73,7 @@ class LossModule(torch.nn.Module):
             setattr(self, name, value)
         self._names = tuple(settings)
         check_kinds(operator, **{name: value for name, value in settings.items() if name not in _OF_LOSSES})
-        check_options(operator, **{name: settings[name] for name in _OF_LOSSES})
+        check_options(operator, **{name: value for name, value in settings.items() if name in _OF_LOSSES})
 
     def _settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._names}
