@@ -10,7 +10,7 @@ import torch
 from ..arguments import shown
 from ..errors import ParamInvalidError, ParamTypeError
 from ..operators.options import OUTPUTS
-from ..operators.results import LossResult, loss_result
+from ..operators.results import LossResult, class_of
 
 #: The loss under "loss", and the outputs that were computed.
 Computed: TypeAlias = dict[str, torch.Tensor]
@@ -19,7 +19,11 @@ Computed: TypeAlias = dict[str, torch.Tensor]
 def requested(found: Computed, outputs: Sequence[str]) -> LossResult[torch.Tensor]:
     """Return the loss and the outputs of these names, in this order."""
     names = ("loss", *outputs)
-    return loss_result(names, [found[name] for name in names])
+    return tuple.__new__(_class_of(names), [found[name] for name in names])
+
+
+#: A compiler does not trace how the class of a result is made.
+_class_of = torch.compiler.assume_constant_result(class_of)
 
 
 def check_outputs(operator: str, outputs: object) -> None:
