@@ -317,7 +317,12 @@ class LigerFusedLinearCrossEntropyFunction:
     def apply(*arguments: Any, **settings: Any) -> tuple[torch.Tensor, Any, Any, Any]:
         """Compute the loss of a linear layer.
 
-        The arguments are as in `liger_fused_linear_cross_entropy`.
+        Parameters
+        ----------
+        _input, weight, target, bias, ce_weight, ignore_index, lse_square_scale, label_smoothing, reduction, softcap
+            As in `liger_fused_linear_cross_entropy`.
+        return_z_loss, accum_dtype, use_token_scaling, return_token_accuracy, return_predicted_tokens
+            As in `liger_fused_linear_cross_entropy`.
 
         Returns
         -------

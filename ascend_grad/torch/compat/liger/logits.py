@@ -254,7 +254,12 @@ class LigerCrossEntropyFunction:
     def apply(*arguments: Any, **settings: Any) -> tuple[torch.Tensor, Any, Any, Any]:
         """Compute the loss of logits.
 
-        The arguments are as in `liger_cross_entropy`, without `size_average` and `reduce`.
+        Parameters
+        ----------
+        _input, target, weight, ignore_index, lse_square_scale, label_smoothing, reduction, softcap
+            As in `liger_cross_entropy`.
+        return_z_loss, return_token_accuracy, return_predicted_tokens
+            As in `liger_cross_entropy`.
 
         Returns
         -------
