@@ -19,9 +19,12 @@ Computed: TypeAlias = dict[str, torch.Tensor]
 def requested(found: Computed, outputs: Sequence[str]) -> LossResult[torch.Tensor]:
     """Return the loss and the outputs of these names, in this order."""
     names = ("loss", *outputs)
-    return tuple.__new__(_class_of(names), [found[name] for name in names])
+    values = [found[name] for name in names]
+    return _class_of(names)(*values) if _IS_OLD else tuple.__new__(_class_of(names), values)
 
 
+#: The compiler of torch 2.6 cannot trace `tuple.__new__`, and that of 2.13 cannot trace a call of such a class.
+_IS_OLD = torch.__version__.startswith("2.6.")
 #: A compiler does not trace how the class of a result is made.
 _class_of = torch.compiler.assume_constant_result(class_of)
 
