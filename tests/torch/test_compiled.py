@@ -241,3 +241,22 @@ def test_a_compiled_module_and_two_backwards():
     loss.backward()
     torch.testing.assert_close(module.linear.weight.grad, 2 * right)
     assert graphs() == 1
+
+
+def test_outputs_that_this_process_has_not_requested_before(run_script):
+    """The class of a result is made at its first use, which may be within a compiled function."""
+    run_script(
+        """
+        import torch
+        import ascend_grad.torch as agt
+
+        x, w, target = torch.randn(4, 3), torch.randn(7, 3), torch.tensor([1, 2, -100, 6])
+        outputs = ("predicted", "entropy")
+        for function, arguments in ((agt.cross_entropy, (x, target % 3)), (agt.linear_cross_entropy, (x, w, target))):
+            compiled = torch.compile(lambda *given: function(*given, outputs=outputs), fullgraph=True, backend="eager")
+            found, right = compiled(*arguments), function(*arguments, outputs=outputs)
+            assert found._fields == ("loss", *outputs) and isinstance(found, type(right))
+            assert all(torch.equal(a, b) for a, b in zip(found, right))
+            outputs = ("entropy", "lse")
+        """
+    )
