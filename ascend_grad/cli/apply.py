@@ -10,7 +10,7 @@ import ascend_grad as ag
 
 from .._call import Operator
 from ..arrays import BFLOAT16, FLOATING_DTYPES
-from ..operators import table
+from ..operators import functions, losses, table
 from ..operators.options import NUMBER, NUMBER_OR_PER_ROW, OPTIONS
 from . import apply_npy
 from .apply_job import Job, takes_out
@@ -162,7 +162,8 @@ def run(args: argparse.Namespace) -> int:
 def _settings(operator: Operator) -> dict[str, tuple[type, Any]]:
     """Return types and defaults of the arguments that are numbers. A number for each row is not offered."""
     found: dict[str, tuple[type, Any]] = {}
-    for name, parameter in inspect.signature(getattr(ag, operator.name)).parameters.items():
+    function = getattr(functions, operator.name, None) or getattr(losses, operator.name)
+    for name, parameter in inspect.signature(function).parameters.items():
         if name in operator.parameters and name not in NOT_OFFERED:
             is_option = name in OPTIONS and OPTIONS[name].kind in (NUMBER, NUMBER_OR_PER_ROW)
             kind = float if is_option else _NUMBERS.get(str(parameter.annotation).split()[0])

@@ -100,7 +100,8 @@ def _call(operator: str, arrays: dict[str, Any], **settings: Any) -> jax.Array:
     if not first.ndim:
         return _FORWARD[operator]((name, -1), first.reshape(1)).reshape(())
     value = arguments[name] if name == "scale" else int(settings[name]) % first.ndim - first.ndim
-    return sharded_as(_FORWARD[operator]((name, value), first, *mask), first)
+    result = _FORWARD[operator]((name, value), first, *mask)
+    return sharded_as(result, next(iter(found.values())))  # `aligned` may have dropped the sharding
 
 
 def softmax(input: jax.Array, dim: int = -1) -> jax.Array:

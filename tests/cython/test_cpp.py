@@ -36,9 +36,9 @@ def test_linear_operators(linear_calls_in_cpp):
     target = random.integers(0, 50, 30)
     expected = ag.fused_linear_online_max_sum(x, w, target, 0, 50, backend="cpu")
     numbers = [np.empty(30, np.float32) for _ in range(3)]
-    workspace = np.empty(linear_calls_in_cpp.max_sum_workspace_float32(x, w), np.uint8)
+    workspace = np.empty(linear_calls_in_cpp.max_sum_workspace["float"](x, w), np.uint8)
     mask, masked_target = np.empty(30, np.uint8), np.empty(30, np.int64)
-    call = linear_calls_in_cpp.max_sum_float32
+    call = linear_calls_in_cpp.max_sum["float"]
     assert call(x, w, target, 0, 50, *numbers, mask, masked_target, workspace, 2) == 0
     for result, right in zip(numbers, expected, strict=False):
         np.testing.assert_array_equal(result, right)

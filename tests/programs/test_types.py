@@ -54,6 +54,7 @@ ag.cross_entropy(x, t).loss.backward()  # error: attr-defined
 """,
     "torch": """
 import torch
+import ascend_grad as ag
 import ascend_grad.torch as agt
 from ascend_grad.torch.compat import cce, liger, verl
 
@@ -88,6 +89,7 @@ liger.liger_cross_entropy(x, t, return_z_loss=True).backward()  # error: attr-de
     "jax": """
 import jax
 import jax.numpy as jnp
+import ascend_grad as ag
 import ascend_grad.jax as agj
 
 x, w, t = jnp.zeros((2, 3)), jnp.zeros((4, 3)), jnp.array([0, 3])

@@ -5,18 +5,18 @@ from __future__ import annotations
 import ctypes
 
 _library = ctypes.CDLL(None)
-_fail_at, _has_failed = _library.fail_at, _library.has_failed
-_fail_at.argtypes = [ctypes.c_long]
-
-#: Let the n-th allocation from now on fail.
-fail_at = _fail_at
+#: Let the n-th allocation from now on fail. None: the library is not loaded.
+fail_at = getattr(_library, "fail_at", None)
+_has_failed = getattr(_library, "has_failed", None)
+if fail_at is not None:
+    fail_at.argtypes = [ctypes.c_long]
 
 
 def ended() -> bool:
     """Tell whether an allocation has failed; from now on none does. (These calls allocate, too.)"""
     try:
         failed = bool(_has_failed())
-        _fail_at(0)
+        fail_at(0)
     except (MemoryError, ctypes.ArgumentError):
         return False
     return failed
