@@ -24,6 +24,7 @@ import ascend_grad as ag
 from ascend_grad import errors as library_errors
 from ascend_grad.backends import REGISTRY
 from ascend_grad.operators import table
+from ascend_grad.operators.options import OPTIONS
 
 CASES = rowwise_faults.CASES | linear_faults.CASES
 
@@ -238,3 +239,13 @@ def test_every_call_is_logged(case, caplog):
     message = record.getMessage()
     assert message.startswith(f"{case.operator} of float32(")
     assert ": cpu, automatic choice; not npu: " in message
+
+
+@pytest.mark.parametrize(
+    "name", ["cross_entropy", "linear_cross_entropy", "linear_cross_entropy_backward", "linear_top_k"]
+)
+def test_signatures_have_the_defaults_of_the_list_of_options(name):
+    parameters = inspect.signature(getattr(ag, name)).parameters
+    options = [option for option in OPTIONS if option in parameters]
+    assert options
+    assert {each: parameters[each].default for each in options} == {each: OPTIONS[each].default for each in options}
