@@ -5,10 +5,9 @@ Each block is compared with the dtype and shape that its array declares, once th
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -21,34 +20,12 @@ from .._dispatch import backend_choice, checked_backend, prepared
 from ..arguments import MAX_INDEX, check_class, shown
 from ..arrays import has_own_arithmetic, native
 from ..errors import ParamInvalidError, ParamTypeError
-
-_Function = TypeVar("_Function", bound=Callable)
-
-
-def _parameters_of(function: Callable) -> list[inspect.Parameter]:
-    """Return the parameters of a function for NumPy's arrays as that for dask's arrays has them."""
-    parameters = [each for each in inspect.signature(function).parameters.values() if each.name != "out"]
-    one_thread = {"num_threads": 1}
-    return [each.replace(default=one_thread.get(each.name, each.default)) for each in parameters]
+from ..operators.signatures import options_like
 
 
 def keywords_of(function: Callable) -> dict[str, Any]:
-    """Return the keyword arguments of `_parameters_of`, with their defaults."""
-    return {each.name: each.default for each in _parameters_of(function) if each.kind is each.KEYWORD_ONLY}
-
-
-def as_numpys(function: Callable) -> Callable[[_Function], _Function]:
-    """Return a decorator that shows the signature of a function for NumPy's arrays, as `_parameters_of` has it."""
-
-    def show(lazy: Any) -> Any:
-        own = inspect.signature(lazy)
-        parameters = [
-            own.parameters.get(each.name, each.replace(annotation=each.empty)) for each in _parameters_of(function)
-        ]
-        lazy.__signature__ = own.replace(parameters=parameters)
-        return lazy
-
-    return show
+    """Return the keyword arguments of a function for NumPy's arrays as that for dask's arrays has them."""
+    return options_like(function, ("out",)) | {"num_threads": 1}
 
 
 def as_dask_arrays(values: dict[str, Any], names: Iterable[str], operator: Operator) -> dict[str, da.Array]:

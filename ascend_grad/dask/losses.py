@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 import ascend_grad as ag
 
 from ..operators.results import LinearTopK, LossResult
-from ..operators.signatures import completed
+from ..operators.signatures import completed, with_options
 from ..operators.table import CROSS_ENTROPY, LINEAR_CROSS_ENTROPY, LINEAR_TOP_K
 from ..option_types import LinearLossOptions, LossOptions, Outputs
 from . import tasks
-from .arrays import as_numpys, backend_of_blocks, keywords_of
+from .arrays import backend_of_blocks, keywords_of
 from .row_blocks import OR_NUMBERS, loss, row_blocks
 
 _Array = TypeVar("_Array")
@@ -55,7 +55,7 @@ class LinearCrossEntropyOptions(LinearLossOptions[_Array, float], _Further[_Arra
 _OF_LOGITS, _OF_LAYER = keywords_of(ag.cross_entropy), keywords_of(ag.linear_cross_entropy)
 
 
-@as_numpys(ag.cross_entropy)
+@with_options(_OF_LOGITS)
 def cross_entropy(
     input: da.Array | NDArray,
     target: da.Array | NDArray,
@@ -72,8 +72,9 @@ def cross_entropy(
     input : dask.array.Array, shape (...)
         The logits, in one chunk along `dim`. Arrays of rows are rechunked to its chunks; every task holds
         `class_weight`.
-    target, dim, **options
-        As in `ascend_grad.cross_entropy`. `num_threads` is as in `softmax_backward`.
+    target, dim
+        As in `ascend_grad.cross_entropy`.
+    .. options:: as in `ascend_grad.cross_entropy`; `num_threads` as in `softmax_backward`
 
     Returns
     -------
@@ -109,7 +110,7 @@ def cross_entropy(
     return loss(CROSS_ENTROPY, values | lists, in_pairs=False)
 
 
-@as_numpys(ag.linear_cross_entropy)
+@with_options(_OF_LAYER)
 def linear_cross_entropy(
     input: da.Array | NDArray,
     weight: da.Array | NDArray,
@@ -131,9 +132,9 @@ def linear_cross_entropy(
     weight : numpy.ndarray or dask.array.Array, shape (V, H)
         The layer's weight, in one chunk. Every worker that computes a chunk holds it, as well as `class_weight` and
         `bias`.
-    target, **options
-        As in `ascend_grad.linear_cross_entropy`; `workspace_bytes` and `filter_eps` are for each chunk. `num_threads`
-        is as in `softmax_backward`.
+    target
+        As in `ascend_grad.linear_cross_entropy`.
+    .. options:: as in `ascend_grad.linear_cross_entropy`, with `workspace_bytes` for each chunk
 
     Returns
     -------

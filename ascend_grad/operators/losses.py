@@ -75,6 +75,7 @@ def cross_entropy(
         The gradients with respect to the outputs, one number for each row, of any of the four dtypes; default: 0. They
         count whatever the token weight is. Elements of ignored rows are not read. With `target_prob` there is no
         `grad_log_prob`.
+    .. options:: outputs
     return_grad : bool, default True
         Whether to compute the gradient at all.
     out : ndarray or tensor, optional
@@ -138,7 +139,7 @@ def cross_entropy(
     array(1)
     """
     values: list[Any] = [
-        input, target, dim, reduction, ignore_index, token_weight, class_weight, target_prob, label_smoothing,
+        input, target, dim, reduction, ignore_index, class_weight, token_weight, target_prob, label_smoothing,
         lse_square_scale, temperature, denominator, grad_loss, grad_lse, grad_log_prob, grad_entropy, outputs,
         return_grad
     ]  # fmt: skip

@@ -5,8 +5,8 @@ gives their names and defaults, `with_options` the signature that `inspect.signa
 of a call.
 
 A docstring has a line ``.. options::`` among its parameters, instead of which it gets the entries of all options of the
-function. With names of options after the colons, it gets the entries of these; with ``as in `function```, one entry
-of the others that refers to this function.
+function that have no other line. With names of options after the colons, it gets the entries of these; with
+``as in `function```, one entry of the others that refers to this function.
 """
 
 from __future__ import annotations
@@ -77,7 +77,11 @@ def with_options(defaults: Mapping[str, Any], words: Words = NUMPY, **names: str
     def fill(function: Any) -> Any:
         of_function = signature(function)
         own = [each for each in of_function.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
-        further = [Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in defaults.items()]
+        first = [name for name in _with_entries(function) if name in defaults]  # as in the docstring
+        further = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name])
+            for name in dict.fromkeys([*first, *defaults])
+        ]
         function.__signature__ = of_function.replace(parameters=own + further)
         return _filled_in(function, tuple(defaults), words, names)
 
@@ -90,13 +94,19 @@ def documented(words: Words = NUMPY, **names: str) -> Callable[[_Function], _Fun
     def fill(function: Any) -> Any:
         code = function.__code__
         parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        return _filled_in(function, tuple(name for name in OPTIONS if name in parameters), words, names)
+        return _filled_in(function, tuple(name for name in parameters if name in OPTIONS), words, names)
 
     return fill
 
 
+def _with_entries(function: Any) -> list[str]:
+    """Return the options that a docstring names in its lines, which have entries of their own."""
+    lines = _LINE.findall(function.__doc__ or "")
+    return [name for _, which in lines if not which.strip().startswith("as in ") for name in which.split()]
+
+
 def _filled_in(function: Any, options: tuple[str, ...], words: Words, names: dict[str, str]) -> Any:
-    documented_here = {name for _, which in _LINE.findall(function.__doc__ or "") for name in which.split()}
+    documented_here = _with_entries(function)
 
     def entries(match: re.Match) -> str:
         which = match[2].strip()
@@ -104,7 +114,8 @@ def _filled_in(function: Any, options: tuple[str, ...], words: Words, names: dic
             others = (names.get(name, name) for name in options if name not in documented_here)
             text = f"{', '.join(others)}\n    A{which[1:]}."
         else:
-            text = "\n".join(_entry(name, words, names) for name in which.split() or options)
+            of_all = [name for name in options if name not in documented_here]
+            text = "\n".join(_entry(name, words, names) for name in which.split() or of_all)
         return textwrap.indent(text, match[1])
 
     if function.__doc__ is not None:  # python -OO removes docstrings

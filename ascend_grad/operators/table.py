@@ -422,7 +422,9 @@ LINEAR_TOP_K = Operator(
 )
 
 #: The options of the loss of logits, in the order of its parameters.
-_OF_LOGITS = " ".join(name for name, option in OPTIONS.items() if option.of_logits and name != "outputs")
+_OF_LOGITS = " ".join(
+    dict.fromkeys(["class_weight", *(each.name for each in OPTIONS.values() if each.of_logits and each.kind != NAMES)])
+)
 _UPSTREAM = f"grad_loss {' '.join(OUTPUT_GRADIENTS)}"
 CROSS_ENTROPY = Operator(
     "cross_entropy",
