@@ -98,7 +98,7 @@ class RowStatistics:
 
 
 def smoothed_sum(log_sum: NDArray, class_sum: float, deficits: NDArray) -> NDArray:
-    """Return the sum of ``c_v (lse - z_v)`` of each row, from those of `RowStatistics.deficits`."""
+    """Return the sum of ``c_v (lse - z_v)`` of each row from `RowStatistics.deficits`."""
     # A sum that has an infinite weight is infinite, even if log_sum has been rounded to 0.
     infinite = np.where(np.isfinite(deficits), class_sum, deficits)
     return np.where((log_sum == 0) & np.isinf(class_sum), infinite, class_sum * log_sum + deficits)

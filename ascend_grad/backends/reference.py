@@ -183,7 +183,7 @@ def _of_rows(value: Any, count: int, default: float = 1.0) -> np.ndarray:
 class _Loss(ABC):
     """The rows and targets of a loss, with its divisors, and the gradients so far.
 
-    `arguments` are those of the call by name. Of a part of a vocabulary, they have the `denominators` of the whole one.
+    `arguments` has the call's arguments by name, and for a part of a vocabulary the `denominators` of the whole one.
     """
 
     def __init__(self, arguments: dict[str, Any], count: int, vocabulary: int):

@@ -13,7 +13,7 @@ from .._dispatch import run
 from ..arrays import accumulator_dtype
 from ..operators.table import OPERATORS
 
-#: The option whose term of a mean has a divisor of its own.
+#: The factor of the squared lse, which a mean divides by another sum of weights than the cross-entropy.
 _SQUARE = "lse_square_scale"
 
 

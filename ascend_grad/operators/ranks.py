@@ -1,4 +1,4 @@
-"""Checks that each rank makes of its own arguments, before the ranks compare their arguments."""
+"""Operators over ranks. Each rank checks its own arguments before the ranks compare them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .options import OUTPUTS
 
-#: The class of the arrays: NumPy's, or those of another library.
+#: The class of the arrays, of NumPy or of another library.
 Array = TypeVar("Array")
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..option_types import RankGradientOptions, RankLossOptions
     from .communicators import Communicator
 
-#: Options of the loss over ranks: those of the undivided problem, and upstream gradients of the outputs.
+#: Options of the loss over ranks: the options of the undivided problem, and upstream gradients of the outputs.
 LOSS_OPTIONS = options_like(losses.linear_cross_entropy, ("vocab_start_index",)) | dict.fromkeys(OUTPUT_GRADIENTS)
 _GRADIENT_OPTIONS = {name: LOSS_OPTIONS[name] for name in LOSS_OPTIONS if name not in ("return_grad", "outputs")}
 WORDS = Words(classes=", shape (V of this rank,)")
@@ -197,7 +197,7 @@ def linear_cross_entropy_backward(
 
     Notes
     -----
-    One call makes the collective operations of `linear_cross_entropy`, except those of the statistics. Arrays on a
+    One call makes the collective operations of `linear_cross_entropy` without the sums of the statistics. Arrays on a
     device are as in `linear_cross_entropy`.
 
     The gradient at a target whose probability is 1 up to a rounding error is 0, where `linear_cross_entropy` keeps its

@@ -110,7 +110,7 @@ class Storage:
 
 
 class HostCache:
-    """What the host knows about the values of an array on the device.
+    """Remember on the host what is known about the values of an array on the device.
 
     Attributes
     ----------
