@@ -49,26 +49,65 @@ class LinearLossOptions(
     filter_eps: Number
 
 
-class RankGradientOptions(LinearLossOptions[Array, Number], Generic[Array, Number], total=False):
-    """Options of the gradients of a loss over ranks, with the names that they have for NumPy."""
+class NumpyOptions(TypedDict, Generic[Array, Number], total=False):
+    """Further options of both losses with the names that they have for NumPy."""
 
     ignore_index: int
-    grad_loss: Array | None
-    grad_lse: Array | None
-    grad_log_prob: Array | None
-    grad_entropy: Array | None
-    output_mask: Sequence[bool]
-    workspace_bytes: int | None
     class_weight: Array | None
-    bias: Array | None
+    grad_loss: Number | Array | None
     backend: str | None
 
 
-class RankLossOptions(RankGradientOptions[Array, Number], Generic[Array, Number], total=False):
-    """Options of a loss over ranks."""
+class OutputGradients(TypedDict, Generic[Array], total=False):
+    """Upstream gradients of outputs."""
+
+    grad_lse: Array | None
+    grad_log_prob: Array | None
+    grad_entropy: Array | None
+
+
+class RequestedResults(TypedDict, total=False):
+    """Options that say which results a loss returns."""
 
     return_grad: bool
-    outputs: Sequence[str]
+    outputs: Outputs
+
+
+class LinearNumpyOptions(
+    LinearLossOptions[Array, Number], NumpyOptions[Array, Number], Generic[Array, Number], total=False
+):
+    """Options of the gradients of a linear layer's loss with the names that they have for NumPy."""
+
+    output_mask: Sequence[bool]
+    workspace_bytes: int | None
+    bias: Array | None
+
+
+class RankGradientOptions(
+    LinearNumpyOptions[Array, Number], OutputGradients[Array], Generic[Array, Number], total=False
+):
+    """Options of the gradients of a loss over ranks."""
+
+
+class RankLossOptions(RankGradientOptions[Array, Number], RequestedResults, Generic[Array, Number], total=False):
+    """Options of a loss over ranks."""
+
+
+class DaskLossOptions(
+    LossOptions[Array, Number],
+    NumpyOptions[Array, Number],
+    OutputGradients[Array],
+    RequestedResults,
+    Generic[Array, Number],
+    total=False,
+):
+    """Options of the loss of logits in dask."""
+
+
+class DaskLinearLossOptions(LinearNumpyOptions[Array, Number], RequestedResults, Generic[Array, Number], total=False):
+    """Options of the loss of a linear layer in dask."""
+
+    vocab_start_index: int
 
 
 class TopKOptions(TypedDict, Generic[Array, Number], total=False):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, Generic, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import dask.array as da
 import numpy as np
@@ -16,41 +15,12 @@ import ascend_grad as ag
 from ..operators.results import LinearTopK, LossResult
 from ..operators.signatures import completed, with_options
 from ..operators.table import CROSS_ENTROPY, LINEAR_CROSS_ENTROPY, LINEAR_TOP_K
-from ..option_types import LinearLossOptions, LossOptions, Outputs
 from . import tasks
 from .arrays import backend_of_blocks, keywords_of
 from .row_blocks import OR_NUMBERS, loss, row_blocks
 
-_Array = TypeVar("_Array")
-
-
-class _Further(TypedDict, Generic[_Array], total=False):
-    """Arguments of both losses that have other names in torch, or do not exist there."""
-
-    ignore_index: int
-    class_weight: _Array | None
-    grad_loss: float | _Array | None
-    outputs: Outputs
-    return_grad: bool
-    backend: str | None
-
-
-class CrossEntropyOptions(LossOptions[_Array, float], _Further[_Array], Generic[_Array], total=False):
-    """Types of the keyword arguments of `cross_entropy`."""
-
-    grad_lse: _Array | None
-    grad_log_prob: _Array | None
-    grad_entropy: _Array | None
-
-
-class LinearCrossEntropyOptions(LinearLossOptions[_Array, float], _Further[_Array], Generic[_Array], total=False):
-    """Types of the keyword arguments of `linear_cross_entropy`."""
-
-    vocab_start_index: int
-    output_mask: Sequence[bool]
-    workspace_bytes: int | None
-    bias: _Array | None
-
+if TYPE_CHECKING:
+    from ..option_types import DaskLinearLossOptions, DaskLossOptions
 
 _OF_LOGITS, _OF_LAYER = keywords_of(ag.cross_entropy), keywords_of(ag.linear_cross_entropy)
 
@@ -60,7 +30,7 @@ def cross_entropy(
     input: da.Array | NDArray,
     target: da.Array | NDArray,
     dim: int = -1,
-    **options: Unpack[CrossEntropyOptions[da.Array | NDArray]],
+    **options: Unpack[DaskLossOptions[da.Array | NDArray, float]],
 ) -> LossResult[da.Array]:
     r"""Compute the cross-entropy loss of logits and its gradient, like `ascend_grad.cross_entropy`.
 
@@ -115,7 +85,7 @@ def linear_cross_entropy(
     input: da.Array | NDArray,
     weight: da.Array | NDArray,
     target: da.Array | NDArray,
-    **options: Unpack[LinearCrossEntropyOptions[da.Array | NDArray]],
+    **options: Unpack[DaskLinearLossOptions[da.Array | NDArray, float]],
 ) -> LossResult[da.Array]:
     r"""Compute the cross-entropy loss of a linear layer and its gradients, like `ascend_grad.linear_cross_entropy`.
 

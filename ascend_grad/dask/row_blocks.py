@@ -50,7 +50,7 @@ class RowBlocks(NamedTuple):
         return {name: value for name, value in self.call.arguments.items() if name not in self.arrays}
 
     def assembled(self, parts: Sequence[Delayed], width: int | None, dtype: np.dtype) -> da.Array:
-        """Join the blocks of an array of rows. A row has `width` elements along `axis`, or is one number if that is None."""
+        """Join the blocks of an array of rows, each of `width` elements along `axis`, or of one number for None."""
         blocks = {}
         for index, part in zip(self.blocks, parts):
             shape = [lengths[i] for lengths, i in zip(self.chunks, index)]

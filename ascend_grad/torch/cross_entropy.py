@@ -212,13 +212,9 @@ def unrounded_loss(
 ) -> Computed:
     """Return the loss in float32, or in float64 if `input` is, with the names of the caller in errors."""
     names = {"class_weight": "weight", "input": input_name}
-    tensors = {name: options[name] for name in options if isinstance(options[name], torch.Tensor)}
+    tensors = _LOSS.tensors_among(options)
     of_rows = {ROWS_OF[name]: tensors[name] for name in tensors if name in ROWS_OF}
-    given = {
-        names.get(name, name): options[name]
-        for name in options
-        if (name in _LOSS.arrays and options[name] is not None) or (name in tensors and name in ROWS_OF)
-    }
+    given = {names.get(name, name): each for name, each in tensors.items()}
     refuse_jit_trace(operator)
     check_tensors(operator, **{input_name: input}, target=target, **given)
     loss_operators.check_target_dtype(operator, "target", target)

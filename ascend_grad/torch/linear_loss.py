@@ -208,7 +208,7 @@ def _check_arguments(
     operator = names.operator
     refuse_jit_trace(operator)
     check_tensors(operator, **{names.input: input, names.weight: linear_weight, names.target: target})
-    given = tensors_among(options)
+    given = _LOSS.tensors_among(options)
     if given:
         check_tensors(operator, **{names.input: input}, **{names.of(name): each for name, each in given.items()})
     _check_shapes(names, input, linear_weight, target, options.get("target_prob"))
@@ -224,20 +224,11 @@ def _check_arguments(
     )
 
 
-def tensors_among(options: Options) -> dict[str, torch.Tensor]:
-    """Return the options that are tensors, or should be: numbers that may be tensors are not among them."""
-    return {
-        name: each
-        for name, each in options.items()
-        if (name in _LOSS.arrays and each is not None) or (name in ROWS_OF and isinstance(each, torch.Tensor))
-    }
-
-
 def converted(operator: str, options: Options) -> tuple[dict[str, Any], torch.Tensor | None]:
     """Convert the options to the schema's types. torch's own errors would name neither function nor argument."""
     outputs = options.get("outputs", ())
     check_outputs(operator, outputs)
-    tensors = tensors_among(options)
+    tensors = _LOSS.tensors_among(options)
     numbers = {name: each for name, each in options.items() if name not in tensors}
     values, traced = loss_operators.numbers_of(_LOSS, operator, numbers)
     return {**values, **tensors, "outputs": outputs}, traced

@@ -111,6 +111,14 @@ class Loss:
         """Return arguments in the order of the schema, None where `values` has none."""
         return [values.get(each) for each in self.fields]
 
+    def tensors_among(self, options: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the options that are tensors, or should be: numbers that may be tensors are not among them."""
+        return {
+            name: each
+            for name, each in options.items()
+            if (name in self.arrays and each is not None) or (name in ROWS_OF and isinstance(each, torch.Tensor))
+        }
+
     def computed(self, results: Sequence[torch.Tensor], outputs: Sequence[str]) -> dict[str, torch.Tensor]:
         """Return the loss and the outputs of these names among the results of a call."""
         found = dict(zip(OUTPUTS, results[self.outputs_at :]))

@@ -10,8 +10,8 @@ import torch
 
 from ..errors import ParamInvalidError, ParamTypeError
 from ..operators.options import NUMBER_OR_PER_ROW, OPTIONS, PER_CLASS, PER_ROW, PER_TARGET
-from .linear_loss import Names, Options, check_shape, checked, converted, refuse, tensors_among, unrounded_loss
-from .loss_operators import ROWS_OF, check_reduction, check_target_dtype, checked_integers
+from .linear_loss import Names, Options, check_shape, checked, converted, refuse, unrounded_loss
+from .loss_operators import LINEAR, ROWS_OF, check_reduction, check_target_dtype, checked_integers
 from .operators import accumulator
 from .outputs import Computed
 from .tensors import check_tensors
@@ -151,7 +151,7 @@ def _check_positions(
     shard: VocabularyShard | None,
 ) -> None:
     """Check the shapes of a loss of several dimensions. `unrounded_loss` checks everything else of each position."""
-    given = tensors_among(options)
+    given = LINEAR.tensors_among(options)
     arrays = {_NAMES.of(name): each for name, each in given.items() if name not in ROWS_OF}
     check_tensors(_NAME, input=input, linear_weight=linear_weight, target=target, **arrays)
     if shard is not None:

@@ -171,7 +171,7 @@ class TensorQueue(Queue):
 def on_current_stream(device: int, *, is_deterministic: bool = False) -> Iterator[TensorQueue]:
     """Run one call on tensors of a device. Afterwards torch's current device and the thread's context are as before.
 
-    torch binds the thread to its current device at the end of its own operators, so the tensors have to be on that device.
+    torch binds the thread to its current device at the end of its own operators, so the tensors have to be on that one.
     """
     npu: Any = sys.modules["torch_npu"].npu
     with _acl.ContextGuard(), npu.device(device), _acl.DeviceGuard(device):
