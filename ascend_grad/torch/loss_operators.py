@@ -16,7 +16,7 @@ import torch
 import ascend_grad as ag
 
 from ..arguments import MAX_INDEX, integer, real_number, shown, thread_count
-from ..errors import ParamInvalidError, ParamTypeError
+from ..errors import ParamInvalidError
 from ..operators.options import (
     NUMBER,
     NUMBER_OR_PER_ROW,
@@ -29,13 +29,15 @@ from ..operators.options import (
 )
 from .operators import (
     accumulator,
+    is_traced,
     linear_flops,
     one_after_another,
     register,
     register_flops,
+    traced_number,
     without_none,
 )
-from .tensors import are_plain, check_tensors, detached, optional
+from .tensors import are_plain, detached, optional
 
 #: The arguments of a registered loss by name, in the order of its schema.
 Problem: TypeAlias = dict[str, Any]
@@ -150,29 +152,12 @@ def numbers_of(loss: Loss, operator: str, options: Mapping[str, Any]) -> tuple[d
     values = {name: options.get(name, default) for name, default in NUMBERS.items() if name in loss.fields}
     given = {name: value for name, value in values.items() if value is not None or NUMBERS[name] is not None}
     may_change = torch.compiler.is_compiling()
-    if not any((may_change or type(value) is not float) and _is_traced(name, value) for name, value in given.items()):
+    if not any(
+        (may_change or type(value) is not float) and is_traced(value, NUMBERS[name]) for name, value in given.items()
+    ):
         return {**values, **{name: real_number(value, name, operator) for name, value in given.items()}}, None
-    elements = [_traced_number(value, name, operator) for name, value in given.items()]
+    elements = [traced_number(value, name, operator) for name, value in given.items()]
     return {**values, **dict.fromkeys(given, 1.0)}, torch.stack(elements)
-
-
-def _is_traced(name: str, value: object) -> bool:
-    if isinstance(value, torch.Tensor):
-        return not are_plain((value,))
-    if isinstance(value, (torch.SymFloat, torch.SymInt)):
-        return True
-    return torch.compiler.is_compiling() and type(value) in (int, float) and value != NUMBERS[name]
-
-
-def _traced_number(value: Any, name: str, operator: str) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        check_tensors(operator, **{name: value})
-        if value.dim() or value.dtype in (torch.bool, torch.complex64, torch.complex128) or value.requires_grad:
-            raise ParamTypeError(f"{name}: expected a real number, got {shown(value)}", operator=operator)
-        return value.to("cpu", torch.float64)
-    if type(value) not in (int, float, torch.SymFloat, torch.SymInt):
-        value = real_number(value, name, operator)
-    return torch.ones((), dtype=torch.float64) * value  # torch specialises graphs to the numbers in `torch.full`
 
 
 def with_numbers(problem: Problem) -> Problem:

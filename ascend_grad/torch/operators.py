@@ -17,8 +17,9 @@ from torch.utils.flop_counter import register_flop_formula
 
 import ascend_grad as ag
 
-from ..errors import ParamInvalidError
-from .tensors import are_plain, are_readable, detached
+from ..arguments import real_number, shown
+from ..errors import ParamInvalidError, ParamTypeError
+from .tensors import are_plain, are_readable, check_tensors, detached
 
 #: What has been registered. torch keeps it and the operators when this module is imported once more.
 _REGISTERED: set[str] = vars(torch.ops.ascend_grad).setdefault("_registered", set())
@@ -85,11 +86,39 @@ def apply(function: type[Function], *arguments: Any) -> Any:
     return function.forward(*arguments)
 
 
+# -- numbers that torch traces --
+
+
+def is_traced(value: object, default: float | None) -> bool:
+    """Return whether torch traces a number. While it compiles, it traces all numbers but a default."""
+    if isinstance(value, torch.Tensor):
+        return not are_plain((value,))
+    if isinstance(value, (torch.SymFloat, torch.SymInt)):
+        return True
+    return torch.compiler.is_compiling() and type(value) in (int, float) and value != default
+
+
+def traced_number(value: Any, name: str, operator: str) -> torch.Tensor:
+    """Return a number as a tensor of float64 without dimensions. torch compiles a graph for each value of a number."""
+    if isinstance(value, torch.Tensor):
+        check_tensors(operator, **{name: value})
+        if value.dim() or value.dtype in (torch.bool, torch.complex64, torch.complex128) or value.requires_grad:
+            raise ParamTypeError(f"{name}: expected a real number, got {shown(value)}", operator=operator)
+        return value.to("cpu", torch.float64)
+    if type(value) not in (int, float, torch.SymFloat, torch.SymInt):
+        value = real_number(value, name, operator)
+    return torch.ones((), dtype=torch.float64) * value  # torch specialises graphs to the numbers in `torch.full`
+
+
 # -- row-wise operators --
 
 
-def _rowwise(name: str, *arguments: torch.Tensor | float) -> torch.Tensor:
+def _rowwise(name: str, *arguments: torch.Tensor | int) -> torch.Tensor:
     return getattr(ag, name)(*(detached(each) if isinstance(each, torch.Tensor) else each for each in arguments))
+
+
+def _scaled_masked(name: str, *arguments: torch.Tensor) -> torch.Tensor:
+    return _rowwise(name, *arguments[:-1], arguments[-1].item())
 
 
 def _rowwise_fake(first: torch.Tensor, *_: object) -> torch.Tensor:
@@ -116,6 +145,8 @@ def _softmax_vmap(name: str, info, in_dims: tuple, *arguments) -> tuple[torch.Te
 def _scaled_masked_vmap(name: str, info, in_dims: tuple, *arguments) -> tuple[torch.Tensor, int]:
     """Compute a batch as one problem. It becomes part of the first dimension, over which a mask may be broadcast."""
     *tensors, mask, scale = arguments
+    if in_dims[-1] is not None:  # one call has one scale
+        return one_after_another(name, info, in_dims, *arguments)
     size = info.batch_size
     tensors = [_batch_first(each, batch_dim, size).flatten(0, 1) for each, batch_dim in zip(tensors, in_dims)]
     mask_dim = in_dims[len(tensors)]
@@ -128,27 +159,28 @@ def _scaled_masked_vmap(name: str, info, in_dims: tuple, *arguments) -> tuple[to
     return result.unflatten(0, (size, -1)), 0
 
 
-for _name, _schema, _vmap in (
-    ("softmax", "(Tensor input, int dim) -> Tensor", _softmax_vmap),
-    ("log_softmax", "(Tensor input, int dim) -> Tensor", _softmax_vmap),
-    ("softmax_backward", "(Tensor grad_output, Tensor output, int dim) -> Tensor", _softmax_vmap),
-    ("log_softmax_backward", "(Tensor grad_output, Tensor output, int dim) -> Tensor", _softmax_vmap),
-    ("scaled_masked_softmax", "(Tensor x, Tensor mask, float scale) -> Tensor", _scaled_masked_vmap),
-    (
-        "scaled_masked_softmax_backward",
-        "(Tensor grad_output, Tensor y, Tensor mask, float scale) -> Tensor",
-        _scaled_masked_vmap,
-    ),
+for _name, _schema in (
+    ("softmax", "(Tensor input, int dim) -> Tensor"),
+    ("log_softmax", "(Tensor input, int dim) -> Tensor"),
+    ("softmax_backward", "(Tensor grad_output, Tensor output, int dim) -> Tensor"),
+    ("log_softmax_backward", "(Tensor grad_output, Tensor output, int dim) -> Tensor"),
 ):
-    register(_name, _schema, partial(_rowwise, _name), _rowwise_fake, _vmap)
+    register(_name, _schema, partial(_rowwise, _name), _rowwise_fake, _softmax_vmap)
+for _name, _schema in (
+    ("scaled_masked_softmax", "(Tensor x, Tensor mask, Tensor scale) -> Tensor"),
+    ("scaled_masked_softmax_backward", "(Tensor grad_output, Tensor y, Tensor mask, Tensor scale) -> Tensor"),
+):
+    register(_name, _schema, partial(_scaled_masked, _name), _rowwise_fake, _scaled_masked_vmap)
 
 
 def rowwise(name: str, *arguments: torch.Tensor | float) -> torch.Tensor:
     """Compute an operator. torch's dispatcher takes longer, so it is used only if `are_plain` is False."""
+    *tensors, last = arguments  # `dim`, or `scale` as a number or a tensor
     if not are_plain(arguments):
-        return getattr(torch.ops.ascend_grad, name)(*arguments)
-    values = (each.detach() if isinstance(each, torch.Tensor) and each.requires_grad else each for each in arguments)
-    return getattr(ag, name)(*values)
+        last = traced_number(last, "scale", name)[None] if isinstance(last, float) else last
+        return getattr(torch.ops.ascend_grad, name)(*tensors, last)
+    last = last.item() if isinstance(last, torch.Tensor) else last
+    return getattr(ag, name)(*(each.detach() if each.requires_grad else each for each in tensors), last)
 
 
 # -- what linear operators and losses share --
@@ -169,10 +201,8 @@ def linear_flops(input: Sequence[int], weight: Sequence[int], products: int) -> 
     return 2 * products * input[0] * weight[0] * weight[1]
 
 
-def one_after_another(
-    name: str, info: Any, in_dims: tuple, *arguments: Any
-) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
-    """Compute the problems of a batch in order: as each has a sum over its rows, they are not one problem."""
+def one_after_another(name: str, info: Any, in_dims: tuple, *arguments: Any) -> tuple[Any, Any]:
+    """Compute the problems of a batch in order, where they are not one problem, as with a sum over the rows of each."""
 
     def problem(i: int) -> list:
         return [
@@ -184,4 +214,6 @@ def one_after_another(
     if not results:
         message = "expected a batch of at least one problem, got none"
         raise ParamInvalidError(f"torch.vmap: {message}", operator=name)
+    if isinstance(results[0], torch.Tensor):
+        return torch.stack(results), 0
     return tuple(torch.stack(each) for each in zip(*results)), (0,) * len(results[0])

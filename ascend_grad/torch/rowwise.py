@@ -5,12 +5,14 @@ The gradient of a gradient is composed of the same operators and of torch's own.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.autograd import Function
 
-from ..arguments import shown, truth_value
+from ..arguments import real_number, shown, truth_value
 from ..errors import ParamInvalidError, ParamTypeError
-from .operators import apply, register_gradient, rowwise
+from .operators import apply, is_traced, register_gradient, rowwise, traced_number
 from .tensors import check_tensors
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -132,7 +134,8 @@ class _ScaledMaskedSoftmaxBackward(Function):
     @staticmethod
     def backward(ctx, grad):
         grad_output, y, mask = ctx.saved_tensors
-        grad = (grad * ctx.scale).masked_fill(mask, 0)
+        scale = ctx.scale[0] if isinstance(ctx.scale, torch.Tensor) else ctx.scale  # without a part in the dtype
+        grad = (grad * scale).masked_fill(mask, 0)
         return (
             apply(_SoftmaxBackward, grad, y, -1),
             _softmax_backward_wrt_output(grad, grad_output, y, -1),
@@ -280,11 +283,14 @@ def scaled_masked_softmax(
     tensor([[[[0.5000, 0.5000, 0.0000, 0.0000]]]])
     """
     check_tensors("scaled_masked_softmax", x=x, mask=mask)
-    _check_settings("scaled_masked_softmax", scale, fix_triu_mask)
-    return apply(_ScaledMaskedSoftmax, x, mask, scale)
+    return apply(_ScaledMaskedSoftmax, x, mask, _scale_of("scaled_masked_softmax", scale, fix_triu_mask))
 
 
-def _check_settings(operator: str, scale: object, fix_triu_mask: object) -> None:
+def _scale_of(operator: str, scale: Any, fix_triu_mask: object) -> Any:
+    """Check the settings and return the scale, which is a tensor of shape (1,) if torch traces it.
+
+    Compiled autograd compiles a graph again for a tensor without dimensions.
+    """
     if isinstance(scale, torch.Tensor) and scale.requires_grad:
         message = (
             "scale: expected a number, got a tensor that requires a gradient, which this function does not compute"
@@ -293,6 +299,9 @@ def _check_settings(operator: str, scale: object, fix_triu_mask: object) -> None
     if truth_value(fix_triu_mask, "fix_triu_mask", operator, "False"):
         expected = "False (a generated triangular mask is not supported)"
         raise ParamInvalidError(f"fix_triu_mask: expected {expected}, got True", operator=operator)
+    if is_traced(scale, default=None):
+        return traced_number(scale, "scale", operator)[None]
+    return scale if isinstance(scale, torch.Tensor) else real_number(scale, "scale", operator)
 
 
 def softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -419,5 +428,10 @@ def scaled_masked_softmax_backward(
     tensor([[[[0.3750, 0.0000]]]])
     """
     check_tensors("scaled_masked_softmax_backward", grad_output=grad_output, y=y, mask=mask)
-    _check_settings("scaled_masked_softmax_backward", scale, fix_triu_mask)
-    return apply(_ScaledMaskedSoftmaxBackward, grad_output, y, mask, scale)
+    return apply(
+        _ScaledMaskedSoftmaxBackward,
+        grad_output,
+        y,
+        mask,
+        _scale_of("scaled_masked_softmax_backward", scale, fix_triu_mask),
+    )

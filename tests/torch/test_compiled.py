@@ -166,6 +166,17 @@ def test_one_graph_for_options_that_are_tensors(loss: str, dtype: torch.dtype):
     assert graphs() == 1
 
 
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_no_graph_for_each_value_of_a_scale(as_tensor: bool):
+    mask = torch.arange(20).reshape(1, 1, 4, 5) % 3 == 0
+    backend = CompileCounterWithBackend("aot_eager")
+    function = lambda x, scale: agt.scaled_masked_softmax(x, mask, scale)  # noqa: E731
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
+    for value in (0.5, 0.75, 2.0, 3):
+        check(compiled, function, [torch.randn(2, 3, 4, 5)], [torch.tensor(value) if as_tensor else value])
+    assert backend.frame_count <= 3  # an int and floats, the first of which is a constant, or one for tensors
+
+
 def test_options_that_are_no_numbers():
     x, w = torch.randn(4, 3), torch.randn(7, 3)
     for loss in LOSSES.values():

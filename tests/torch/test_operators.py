@@ -11,6 +11,7 @@ import ascend_grad.torch  # this import registers the operators
 from ascend_grad.operators.options import OUTPUTS
 
 OPS = torch.ops.ascend_grad
+SCALE = torch.tensor([0.5], dtype=torch.float64)
 
 
 def softmax_cases():
@@ -21,8 +22,10 @@ def softmax_cases():
         yield pytest.param(OPS.softmax_backward, (x, y, 0), id=f"softmax_backward {shape}")
         yield pytest.param(OPS.log_softmax_backward, (x, y, -1), id=f"log_softmax_backward {shape}")
     x, mask = torch.randn(2, 3, 5, 4).transpose(2, 3), torch.rand(1, 3, 4, 5) < 0.5
-    yield pytest.param(OPS.scaled_masked_softmax, (x, mask, 0.5), id="scaled_masked_softmax")
-    yield pytest.param(OPS.scaled_masked_softmax_backward, (x, x.exp(), mask, 0.5), id="scaled_masked_softmax_backward")
+    yield pytest.param(OPS.scaled_masked_softmax, (x, mask, SCALE), id="scaled_masked_softmax")
+    yield pytest.param(
+        OPS.scaled_masked_softmax_backward, (x, x.exp(), mask, SCALE), id="scaled_masked_softmax_backward"
+    )
     yield pytest.param(OPS.softmax, (torch.randn(4, 3, dtype=torch.bfloat16).T, 0), id="softmax bfloat16")
 
 
@@ -105,11 +108,11 @@ def test_operators_keep_the_rules(operator, arguments: tuple):
         (OPS.log_softmax, [(4, 3)], (-1,)),
         (OPS.softmax_backward, [(4, 3), (4, 3)], (0,)),
         (OPS.log_softmax_backward, [(4, 3), (4, 3)], (-1,)),
-        (OPS.scaled_masked_softmax, [(2, 3, 4, 5)], (torch.arange(20).reshape(1, 1, 4, 5) % 3 == 0, 0.5)),
+        (OPS.scaled_masked_softmax, [(2, 3, 4, 5)], (torch.arange(20).reshape(1, 1, 4, 5) % 3 == 0, SCALE)),
         (
             OPS.scaled_masked_softmax_backward,
             [(2, 3, 4, 5), (2, 3, 4, 5)],
-            (torch.arange(20).reshape(1, 1, 4, 5) % 3 == 0, 0.5),
+            (torch.arange(20).reshape(1, 1, 4, 5) % 3 == 0, SCALE),
         ),
     ],
 )

@@ -332,6 +332,15 @@ def test_tensors_without_memory_of_their_own():
     assert torch.equal(agt.softmax(negative), agt.softmax(negative.clone()))
 
 
+def test_a_batch_of_scales():
+    x, mask = torch.randn(3, 2, 3, 4, 5), torch.arange(20).reshape(1, 1, 4, 5) % 3 == 0
+    scales = torch.tensor([0.5, 2.0, -1.0])
+    together = torch.vmap(agt.scaled_masked_softmax, in_dims=(0, None, 0))(x, mask, scales)
+    torch.testing.assert_close(together, masked(x, mask, scales.reshape(3, 1, 1, 1, 1)))
+    with pytest.raises(ag.ParamTypeError, match=r"scale: expected a real number, got"):
+        agt.scaled_masked_softmax(x[0], mask, scales)
+
+
 def test_a_scale_has_no_gradient():
     x, mask = torch.randn(1, 1, 2, 3), torch.zeros(1, 1, 2, 3, dtype=torch.bool)
     with pytest.raises(ag.ParamTypeError, match="scale: expected a number, got a tensor that requires a gradient"):
@@ -359,7 +368,8 @@ def test_backward_functions_are_those_of_arrays(name: str, dtype: torch.dtype):
     g, y = (torch.randn(shape).to(dtype) for shape in BACKWARD_FUNCTIONS[name])
     result = function(g, y, *others)
     assert torch.equal(result, getattr(ag, name)(g, y, *others))
-    assert torch.equal(getattr(torch.ops.ascend_grad, name)(g, y, *others), result)
+    tensors = [torch.tensor(each, dtype=torch.float64) if isinstance(each, float) else each for each in others]
+    assert torch.equal(getattr(torch.ops.ascend_grad, name)(g, y, *tensors), result)
     first, second = inspect.signature(getattr(ag, name)).parameters, inspect.signature(function).parameters
     kept = [each for each in first if each not in ("out", "backend", "num_threads")]
     assert list(second) == kept
