@@ -173,9 +173,12 @@ for _name, _schema in (
     register(_name, _schema, partial(_scaled_masked, _name), _rowwise_fake, _scaled_masked_vmap)
 
 
-def rowwise(name: str, *arguments: torch.Tensor | float) -> torch.Tensor:
-    """Compute an operator. torch's dispatcher takes longer, so it is used only if `are_plain` is False."""
-    *tensors, last = arguments  # `dim`, or `scale` as a number or a tensor
+def rowwise(name: str, *arguments: Any) -> torch.Tensor:
+    """Compute an operator of tensors and, last, `dim` or `scale`, which is a number or a tensor.
+
+    torch's dispatcher takes longer, so it is used only if `are_plain` is False.
+    """
+    *tensors, last = arguments
     if not are_plain(arguments):
         last = traced_number(last, "scale", name)[None] if isinstance(last, float) else last
         return getattr(torch.ops.ascend_grad, name)(*tensors, last)

@@ -301,7 +301,7 @@ def _scale_of(operator: str, scale: Any, fix_triu_mask: object) -> Any:
         raise ParamInvalidError(f"fix_triu_mask: expected {expected}, got True", operator=operator)
     if is_traced(scale, default=None):
         return traced_number(scale, "scale", operator)[None]
-    return scale if isinstance(scale, torch.Tensor) else real_number(scale, "scale", operator)
+    return scale if type(scale) is float else real_number(scale, "scale", operator)
 
 
 def softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int = -1) -> torch.Tensor:
