@@ -58,7 +58,9 @@ class AscendGradError(Exception):
     Attributes
     ----------
     code : int or None
-        Status code of the Ascend operator library for this failure, or None.
+        Status code of the Ascend operator library for this failure, or None. Messages have it if a device failed.
+    code_name : str
+        Name of this code in the headers of the device's libraries, "" if it has none.
     operator : str or None
         Name of the public function that was called, mostly an operator.
     call : str
@@ -68,6 +70,8 @@ class AscendGradError(Exception):
     """
 
     code: int | None = None
+    #: Whether messages name the code: it is the device's answer, and not that of the library's own checks.
+    _is_of_device = False
 
     def __init__(
         self,
@@ -87,13 +91,15 @@ class AscendGradError(Exception):
         super().__init__(message)
 
     @property
-    def name(self) -> str:
+    def code_name(self) -> str:
         """Name of the code in the device library's headers, "" if it has none."""
         return STATUS_NAMES.get(self.code, "") if self.code is not None else ""
 
     def __str__(self) -> str:
         text = f"{self.operator}: {self._message}" if self.operator else self._message
-        return text if self.code is None else f"{text} [{self.code} {self.name or 'device status'}]"
+        if self.code is None or not (self._is_of_device or self.call):
+            return text
+        return f"{text} [{self.code} {self.code_name or 'device status'}]"
 
     def __reduce__(self):
         return _rebuild, (type(self), self._message, self.operator, self.code, self.call, self.runtime_message)
@@ -130,6 +136,7 @@ class UnsupportedDeviceError(AscendGradError, RuntimeError):
     """The operator does not exist on this device (361001)."""
 
     code = STATUS_CODES["ACLNN_ERR_RUNTIME_ERROR"]
+    _is_of_device = True
 
 
 class BackendUnavailableError(AscendGradError, RuntimeError):
@@ -156,6 +163,8 @@ class AclError(AscendGradError, RuntimeError):
 
     `call` names the function; `code` is None if that function returns none.
     """
+
+    _is_of_device = True
 
 
 class MissingKernelError(AclError):

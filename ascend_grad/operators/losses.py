@@ -9,7 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from .._dispatch import run
 from . import table
-from .results import LinearCrossEntropyGradients, LinearTopK, LossResult, loss_result
+from .options import OUTPUTS
+from .results import LinearCrossEntropyGradients, LinearTopK, LossResult, loss_result, number
 from .signatures import Words, documented
 
 _OUTPUTS = table.CROSS_ENTROPY.slots["outputs"]
@@ -143,12 +144,14 @@ def cross_entropy(
         lse_square_scale, temperature, denominator, grad_loss, grad_lse, grad_log_prob, grad_entropy, outputs,
         return_grad
     ]  # fmt: skip
-    results = run(table.CROSS_ENTROPY, values, out, backend, num_threads)
+    loss, input_grad, *others = run(table.CROSS_ENTROPY, values, out, backend, num_threads)
+    if reduction != "none":
+        loss = number(loss)
     requested = values[_OUTPUTS]  # a tuple now
     if not requested:
-        return loss_result(("loss", "input_grad"), results[:2])
-    by_name = dict(zip(table.CROSS_ENTROPY.results, results))
-    return loss_result(("loss", "input_grad", *requested), (*results[:2], *map(by_name.__getitem__, requested)))
+        return loss_result(("loss", "input_grad"), (loss, input_grad))
+    by_name = dict(zip(OUTPUTS, others))
+    return loss_result(("loss", "input_grad", *requested), (loss, input_grad, *map(by_name.__getitem__, requested)))
 
 
 @documented()
@@ -278,10 +281,12 @@ def linear_cross_entropy(
         workspace_bytes, filter_eps, token_weight, class_weight, target_prob, label_smoothing, lse_square_scale,
         temperature, denominator, bias, logit_scale, softcap, outputs
     ]  # fmt: skip
-    results = run(table.LINEAR_CROSS_ENTROPY, values, None, backend, num_threads)
+    loss, *others = run(table.LINEAR_CROSS_ENTROPY, values, None, backend, num_threads)
+    if reduction != "none":
+        loss = number(loss)
     if bias is None and not outputs:
-        return loss_result(("loss", "input_grad", "weight_grad"), results[:3])
-    by_name = dict(zip(table.LINEAR_CROSS_ENTROPY.results, results))
+        return loss_result(("loss", "input_grad", "weight_grad"), (loss, *others[:2]))
+    by_name = dict(zip(table.LINEAR_CROSS_ENTROPY.results, (loss, *others)))
     names = ("loss", "input_grad", "weight_grad", *(("bias_grad",) if bias is not None else ()), *outputs)
     return loss_result(names, map(by_name.__getitem__, names))
 

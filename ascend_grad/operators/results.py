@@ -9,8 +9,9 @@ from __future__ import annotations
 from abc import ABCMeta
 from collections import namedtuple
 from collections.abc import Iterable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from .options import OUTPUTS
@@ -110,10 +111,16 @@ def class_of(names: tuple[str, ...]) -> type:
             elif name not in names:
                 setattr(cls, name, None)
         cls.__doc__ = LossResult.__doc__
-        setattr(cls, "__reduce__", _reduced)  # noqa: B010 (assigning a method is no error then)
+        for name, method in _METHODS.items():
+            setattr(cls, name, method)
         # `torch.vmap` accepts only named tuples whose one base is tuple.
         _CLASSES[names] = LossResult.register(cls)
     return cls
+
+
+def number(array: Any) -> Any:
+    """Return the number in a NumPy array without dimensions, as NumPy's functions do. Other arrays stay as they are."""
+    return array[()] if type(array) is np.ndarray else array
 
 
 def loss_result(names: tuple[str, ...], values: Iterable[Any]) -> Any:
@@ -124,3 +131,23 @@ def loss_result(names: tuple[str, ...], values: Iterable[Any]) -> Any:
 def _reduced(result: Any) -> tuple:
     """Return how a result is pickled, as its class has no name in this module."""
     return loss_result, (result._fields, tuple(result))
+
+
+def _refused(result: Any, *_: object) -> NoReturn:
+    """Refuse arithmetic: tuples would be repeated by ``2 * result``."""
+    fields = ", ".join(result._fields)
+    raise TypeError(f"a LossResult is a named tuple ({fields}), not a number; its field .loss is the loss")
+
+
+_ARITHMETIC = (
+    *("__mul__", "__rmul__", "__radd__", "__sub__", "__rsub__", "__truediv__", "__rtruediv__", "__neg__"),
+    *("__iadd__", "__imul__", "__isub__", "__itruediv__", "__pow__", "__matmul__"),
+)
+
+
+def _added(result: Any, other: object) -> tuple:
+    """Return the concatenation with another tuple, as tuples do, and refuse everything else."""
+    return tuple(result) + other if isinstance(other, tuple) else _refused(result)
+
+
+_METHODS = {"__reduce__": _reduced, "__add__": _added, **dict.fromkeys(_ARITHMETIC, _refused)}

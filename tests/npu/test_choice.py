@@ -118,7 +118,7 @@ def test_codes_from_inside_the_device_are_passed_on(device):
     with pytest.raises(ag.AclError) as info:
         ag.fused_linear_cross_entropy_loss_grad(**problem.arguments, backend="npu")
     error = info.value
-    assert (error.code, error.name) == (561103, "ACLNN_ERR_INNER_NULLPTR")
+    assert (error.code, error.code_name) == (561103, "ACLNN_ERR_INNER_NULLPTR")
     assert error.call == "aclnnFusedLinearCrossEntropyLossGradGetWorkspaceSize"
     assert "too large with softmax" in error.runtime_message
     assert str(error).startswith(f"{GRADIENT}: {error.call} failed: {error.runtime_message}")

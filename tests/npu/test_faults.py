@@ -309,7 +309,7 @@ def test_failures_of_the_vector_cores_have_names(code: int, name: str, device: S
     device.fail("aclrtSynchronizeStream", 1, code)
     with pytest.raises(ag.AclError, match=f"{code} {name}") as info:
         ag.softmax(np.ones(3, np.float32), backend="npu")
-    assert info.value.name == name
+    assert info.value.code_name == name
 
 
 def test_failed_call_never_goes_to_the_cpu_quietly(device: StandIn) -> None:
