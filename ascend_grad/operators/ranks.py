@@ -72,7 +72,7 @@ def _loss(name: str, input: str, weight: str, target: str) -> Operator:
         "reduction ignore_index grad_loss deterministic return_grad output_mask workspace_bytes filter_eps "
         f"{LINEAR_OPTIONS} {' '.join(OUTPUT_GRADIENTS)}",
         [
-            *targets_of_layer(input, weight, target),
+            *targets_of_layer("", input, weight, target),
             Reduction("BT"),
             ignored(),
             TrueOrFalse("deterministic"),
@@ -93,7 +93,7 @@ VOCABULARY_PARALLEL_BACKWARD = _operator(
     "entropy reduction ignore_index grad_loss deterministic output_mask workspace_bytes filter_eps "
     f"{' '.join(OUTPUT_GRADIENTS)} {_OF_GRADIENTS}",
     [
-        *targets_of_layer("input", "weight_shard", "target"),
+        *targets_of_layer("", "input", "weight_shard", "target"),
         *upstream_gradients(STATISTICS_AND_GRADIENTS),
         EntropyForItsGradient(),
         NothingOfOneTarget("grad_log_prob"),

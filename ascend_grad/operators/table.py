@@ -24,8 +24,10 @@ from .._checks import (
 )
 from .._loss_checks import (
     AccumulatorOf,
+    Classes,
     EntropyForItsGradient,
     KnownOutputs,
+    LeadingDimensions,
     LogitsDtypeMatches,
     MaskHasRows,
     NonemptyVocabulary,
@@ -55,6 +57,7 @@ from .options import (
     OPTIONS,
     OUTPUT_GRADIENTS,
     OUTPUTS,
+    PER_CLASS,
     PER_ROW,
     PER_TARGET,
 )
@@ -126,7 +129,7 @@ SOFTMAX = Operator(
     kernels="softmax",
     operands="input",
     arrays="input",
-    checks=[NotNone(), Floating("input"), DimInRange("input"), Rank("input", 0, MAX_RANK)],
+    checks=[NotNone(), Floating("input", converts=True), DimInRange("input"), Rank("input", 0, MAX_RANK)],
     results=[Result("result", like="input")],
 )
 LOG_SOFTMAX = Operator(
@@ -137,7 +140,7 @@ LOG_SOFTMAX = Operator(
     kernels="log_softmax",
     operands="input",
     arrays="input",
-    checks=[NotNone(), DimInRange("input"), Floating("input"), Rank("input", 0, MAX_RANK)],
+    checks=[NotNone(), DimInRange("input"), Floating("input", converts=True), Rank("input", 0, MAX_RANK)],
     results=[Result("result", like="input")],
 )
 SCALED_MASKED_SOFTMAX = Operator(
@@ -152,7 +155,7 @@ SCALED_MASKED_SOFTMAX = Operator(
     arrays="x mask",
     checks=[
         NotNone(),
-        Floating("x"),
+        Floating("x", converts=True),
         Dtype("mask", "bool"),
         Number("scale"),
         Rank("x", 4, 4),
@@ -287,12 +290,29 @@ def checks_of(parameters: str, rows: str = "BT") -> list[Check]:
     return checks
 
 
-def targets_of_layer(input: str = "input", weight: str = "weight", target: str = "target") -> list[Check]:
-    """Return the first checks of the loss of a linear layer: its required arrays and the probabilities of targets."""
+def rows_among(parameters: str) -> list[str]:
+    """Return the arrays among names of parameters that have a number for each row, or, as the temperature, may have."""
+    arrays = ["lse", *arrays_among(parameters).split()]
+    return [
+        name
+        for name in parameters.split()
+        if name in arrays and (name not in OPTIONS or OPTIONS[name].kind != PER_CLASS)
+    ]
+
+
+def targets_of_layer(
+    parameters: str = "", input: str = "input", weight: str = "weight", target: str = "target"
+) -> list[Check]:
+    """Return the first checks of the loss of a linear layer: its required arrays and the probabilities of targets.
+
+    If `parameters` are given, the rows of the input and of these arrays may have several dimensions.
+    """
+    leading = [LeadingDimensions(input, target, *rows_among(parameters))] if parameters else []
     return [
         NotNone(),
-        Floating(input, weight),
-        Dtype(target, "int32", "int64"),
+        Floating(input, weight, converts=True),
+        Classes(target),
+        *leading,
         Shape(input, "BT", "H"),
         Shape(weight, "V", "H"),
         Targets(target, "target_prob", "BT"),
@@ -343,7 +363,7 @@ LINEAR_CROSS_ENTROPY = Operator(
     optional=arrays_among(_LINEAR_PARAMETERS),
     out="weight_grad",  # for parts of a sum; the public function has no `out`
     checks=[
-        *targets_of_layer(),
+        *targets_of_layer(_LINEAR_PARAMETERS),
         Reduction("BT"),
         ignored(),
         Integer("vocab_start_index", precedes_entries=True),
@@ -376,7 +396,7 @@ LINEAR_CROSS_ENTROPY_BACKWARD = Operator(
     mixes=f"target lse entropy {' '.join(OUTPUT_GRADIENTS)} {arrays_among(_BACKWARD_OPTIONS)}",
     optional=arrays_among(_BACKWARD_PARAMETERS),
     checks=[
-        *targets_of_layer(),
+        *targets_of_layer(_BACKWARD_PARAMETERS),
         *upstream_gradients(STATISTICS_AND_GRADIENTS),
         EntropyForItsGradient(),
         NothingOfOneTarget("grad_log_prob"),
@@ -406,7 +426,8 @@ LINEAR_TOP_K = Operator(
     optional="temperature bias",
     checks=[
         NotNone(),
-        Floating("input", "weight"),
+        Floating("input", "weight", converts=True),
+        LeadingDimensions("input", "temperature"),
         Shape("input", "BT", "H"),
         Shape("weight", "V", "H"),
         NonemptyVocabulary("weight"),
@@ -438,8 +459,8 @@ CROSS_ENTROPY = Operator(
     out="input_grad",
     checks=[
         NotNone(),
-        Floating("input"),
-        Dtype("target", "int32", "int64"),
+        Floating("input", converts=True),
+        Classes("target"),
         Floating("target_prob"),
         DimInRange("input"),
         Rank("input", 0, MAX_RANK),

@@ -4,7 +4,7 @@ cimport numpy as cnp
 from ascend_grad._array_types cimport ArrayType
 
 cdef enum:
-    MAX_SLOTS = 5
+    MAX_SLOTS = 12
     MAX_ARRAYS = 16
     MAX_CONDITIONS = 2
 
@@ -57,7 +57,7 @@ cdef class Result:
     cdef tuple dims, asked_by
     cdef str reduced_by
     cdef cnp.dtype dtype
-    cdef bint is_accumulator
+    cdef bint is_accumulator, has_rows
     cdef int like_slot, reduction_slot
     cdef int conditions
     cdef int[MAX_CONDITIONS] condition_slots, condition_entries
@@ -106,6 +106,7 @@ cdef class Call:
     cdef ArrayType kind  # type of the results; None: NumPy
     cdef object first_given, second_given  # the caller's entries of `out` that were converted from another library
     cdef bint ran_foreign_code  # whether code of an argument ran, which may have changed an argument that was checked before
+    cdef tuple leading  # shape of the rows of a linear operator's input that has not two dimensions; None: it has two
     cdef Py_ssize_t[SIZES] sizes  # BT, H, V, k of a linear operator; -1: not known yet
     cdef object by_name
     cdef cnp.ndarray array(self, int slot)

@@ -130,6 +130,8 @@ cdef class Result:
 
     cdef object bind(self, tuple parameters):
         self.like_slot = parameters.index(self.like)
+        # The input of a linear operator is its first parameter.
+        self.has_rows = self.dims[:1] == ("BT",) if self.dims is not None else self.like_slot == 0
         self.reduction_slot = -1 if self.reduced_by is None else parameters.index(self.reduced_by)
         cdef int i
         self.conditions = <int>len(self.asked_by)
@@ -348,6 +350,7 @@ cdef class Call:
         """Return the same call on other arrays of the same shapes."""
         cdef Call other = Call.__new__(Call)
         other.operator, other.device_id, other.axis, other.sizes = self.operator, self.device_id, self.axis, self.sizes
+        other.leading = self.leading
         other.first_out, other.second_out = self.first_out, self.second_out
         if self.device_id >= 0:
             other.first_out = other.second_out = None
@@ -606,8 +609,20 @@ cdef int mark_outs_written(Call call) except -1:
     return 0
 
 
+cdef object with_leading_dimensions(Call call, tuple results):
+    """Return results with the dimensions of the input's rows instead of one dimension for them."""
+    cdef list reshaped = []
+    for result, array in zip(call.operator.result_specs, results):
+        if (<Result>result).has_rows and array is not None and array.ndim:
+            array = array.reshape(call.leading + array.shape[1:])
+        reshaped.append(array)
+    return tuple(reshaped)
+
+
 cdef object in_library(Call call, object results):
     """Return the results as arrays of the caller's library, and entries of ``out`` as the objects that were passed."""
+    if call.leading is not None:
+        results = with_leading_dimensions(call, results)
     if (call.kind is None or call.kind is NUMPY) and call.first_given is None and call.second_given is None:
         return results
     if type(results) is not tuple:

@@ -4,7 +4,8 @@ from ascend_grad._call cimport Call, Check
 
 
 cdef class Floating(Check):
-    pass
+    cdef bint converts
+    cdef bint convert_integers(self, Call call) except -1
 
 
 cdef class Number(Check):

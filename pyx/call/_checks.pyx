@@ -11,6 +11,7 @@ cimport numpy as cnp
 from ascend_grad._array_types cimport NUMPY, ArrayType, array_type
 from ascend_grad._call cimport K, LOSSES, V, Call, Check, shape_of, size_names, size_numbers
 from ascend_grad._dtypes cimport dtype_of
+from ascend_grad._kernels cimport AG_FLOAT64
 
 from . import arguments
 from ._dtypes import FLOATING_DTYPES
@@ -63,7 +64,14 @@ cdef class NotNone(Check):
 
 
 cdef class Floating(Check):
-    """Check that the named arrays that are given have the same floating dtype, in any byte order."""
+    """Check that the named arrays that are given have the same floating dtype, in any byte order.
+
+    With `converts`, arrays of integers or truth values are converted to the floating dtype of the others, or to float64.
+    """
+
+    def __init__(self, *names, converts=False):
+        Check.__init__(self, *names)
+        self.converts = converts
 
     cdef int run(self, Call call) except -1:
         cdef int i, number, first = -1
@@ -73,14 +81,38 @@ cdef class Floating(Check):
                 continue
             array = call.array(self.slots[i])
             number = dtype_of(array)
+            if number < 0 and self.converts and self.convert_integers(call):
+                return self.run(call)
             if number < 0:
-                call.fail(self.names[i], f"dtype {FLOATING_NAMES}", array.dtype, ParamTypeError)
+                expected = f"dtype {FLOATING_NAMES}"
+                if array.dtype.kind in "biu":
+                    expected += " (astype(numpy.float32) converts it)"
+                call.fail(self.names[i], expected, array.dtype, ParamTypeError)
             if first < 0:
                 first = number
             elif number != first:
                 expected = f"dtype {_floating[first]} as {self.names[0]} has"
                 call.fail(self.names[i], expected, array.dtype, ParamTypeError)
         return 0
+
+    cdef bint convert_integers(self, Call call) except -1:
+        """Convert the arrays of the host with integers or truth values, and return whether there are any."""
+        cdef cnp.dtype common = _floating[AG_FLOAT64]
+        cdef cnp.ndarray array
+        cdef bint is_any = False
+        cdef int i
+        for i in range(self.count):
+            if call.values[self.slots[i]] is not None and dtype_of(call.array(self.slots[i])) >= 0:
+                common = _floating[dtype_of(call.array(self.slots[i]))]
+                break
+        for i in range(self.count):
+            if call.values[self.slots[i]] is None:
+                continue
+            array = call.array(self.slots[i])
+            if array.dtype.kind in "biu" and cnp.PyArray_CheckExact(call.values[self.slots[i]]):
+                call.values[self.slots[i]] = array.astype(common)
+                is_any = True
+        return is_any
 
 
 cdef class Dtype(Check):

@@ -419,7 +419,76 @@ cdef class PositiveValues(Check):
         return 0
 
 
+
+cdef class LeadingDimensions(Check):
+    """Merge the dimensions of the rows, as kernels know one: an input (..., H) becomes (BT, H), an array (...) (BT,).
+
+    Parameters
+    ----------
+    input : str
+    rows : str
+        The arrays of the rows. `target` and `target_prob` may have one more dimension, and numbers stay as they are.
+    """
+
+    def __init__(self, input, *rows):
+        Check.__init__(self, input, *rows)
+
+    cdef int run(self, Call call) except -1:
+        cdef cnp.ndarray array = call.array(self.slots[0])
+        cdef int i
+        # Arrays on devices have two dimensions.
+        if cnp.PyArray_NDIM(array) in (0, 2) or not cnp.PyArray_CheckExact(call.values[self.slots[0]]):
+            return 0
+        cdef tuple leading = shape_of(array)[:-1]
+        cdef Py_ssize_t rows = 1, length
+        for length in leading:
+            rows *= length
+        has_several = call.operator.slots.get("target_prob")
+        if has_several is not None:
+            has_several = call.values[has_several] is not None
+        for i in range(1, self.count):
+            self.merge(call, i, leading, rows, 1 if has_several and self.names[i].startswith("target") else 0)
+        call.values[self.slots[0]] = array.reshape((rows, cnp.PyArray_DIM(array, cnp.PyArray_NDIM(array) - 1)))
+        call.leading = leading
+        return 0
+
+    cdef int merge(self, Call call, int i, tuple leading, Py_ssize_t rows, int further) except -1:
+        """Merge the dimensions of the rows of one array, which has this number of further dimensions."""
+        cdef object value = call.values[self.slots[i]]
+        if value is None or isinstance(value, (int, float, str, bytes)) or is_on_device(value):
+            return 0
+        cdef cnp.ndarray array = call.array(self.slots[i])
+        cdef tuple shape = shape_of(array)
+        if not shape and self.names[i] in ("temperature", "grad_loss"):
+            call.values[self.slots[i]] = value  # a number, which messages show as it was passed
+            return 0
+        if len(shape) != len(leading) + further or shape[:len(leading)] != leading:
+            expected = f"({', '.join([*map(str, leading), *['K'] * further])}{',' if len(leading) + further == 1 else ''})"
+            call.fail(self.names[i], f"shape {expected}, that of {self.names[0]} without its last dimension", shape)
+        call.values[self.slots[i]] = array.reshape((rows, *shape[len(leading):]))
+        return 0
+
+
 # ---- checks of targets -----------------------------------------------------------------------------------------------
+
+
+cdef class Classes(Check):
+    """Check that the named array has an integer dtype. Others than int32 and int64 are converted to int64."""
+
+    cdef int run(self, Call call) except -1:
+        cdef cnp.ndarray array = call.array(self.slots[0])
+        cdef cnp.dtype dtype = array.dtype
+        cdef bint is_here = cnp.PyArray_CheckExact(call.values[self.slots[0]])
+        if dtype.kind == "i" and cnp.PyArray_ITEMSIZE(array) >= 4:
+            return 0
+        if dtype.kind not in "iu" or not is_here:
+            call.fail(self.names[0], "an integer dtype" if is_here else "dtype int32 or int64", dtype, ParamTypeError)
+        if dtype.kind == "u" and cnp.PyArray_ITEMSIZE(array) == 8 and cnp.PyArray_SIZE(array):
+            largest = int(array.max())
+            if largest > arguments.MAX_INDEX:
+                call.fail(self.names[0], "vocabulary entries", largest)
+        call.values[self.slots[0]] = array.astype(np.int64)
+        return 0
 
 
 cdef class TargetsInRange(Check):
