@@ -64,7 +64,7 @@ def _check_dense(value: object, name: str, operator: str | None) -> None:
 def check_class(kind: type, name: str, operator: str | None) -> None:
     """Refuse classes of arrays that have more than elements, as conversion would drop the rest."""
     if arrays.has_own_arithmetic(kind):
-        way = "filled()" if issubclass(kind, np.ma.MaskedArray) else "numpy.asarray"
+        way = "x.filled(value)" if issubclass(kind, np.ma.MaskedArray) else "numpy.asarray(x)"
         expected = f"an array that computes as numpy.ndarray does ({way} makes one of its elements)"
         got = f"{kind.__module__}.{kind.__qualname__}"
         raise ParamTypeError(f"{name}: expected {expected}, got {got}", operator=operator)

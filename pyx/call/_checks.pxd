@@ -18,6 +18,7 @@ cdef class Number(Check):
 cdef class Shape(Check):
     cdef tuple dims
     cdef bint of_rows
+    cdef str advice(self, Call call, cnp.ndarray array)
     cdef int run_on_rows(self, Call call, cnp.ndarray array) except -1
 
 

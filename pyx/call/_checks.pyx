@@ -301,10 +301,21 @@ cdef class Shape(Check):
         if not fits:
             names = [(size_names[each], call.sizes[<int>each]) for each in self.dims]
             expected = ", ".join([f"{name} = {known}" if known >= 0 else name for name, known in names])
-            call.fail(self.names[0], f"shape ({expected})", shape_of(array))
+            call.fail(self.names[0], f"shape ({expected})", f"{shape_of(array)}{self.advice(call, array)}")
         for axis in range(rank):
             call.sizes[<int>self.dims[axis]] = cnp.PyArray_DIM(array, axis)
         return 0
+
+    cdef str advice(self, Call call, cnp.ndarray array):
+        """Return what to do about a wrong shape, if its likely cause is known."""
+        cdef tuple shape = shape_of(array), sizes = tuple([call.sizes[<int>each] for each in self.dims])
+        if len(sizes) != 2:
+            return ""
+        if len(shape) == 2 and all([known < 0 or known == got for known, got in zip(sizes, reversed(shape))]):
+            return f" (did you mean {self.names[0]}.T?)"
+        if len(shape) > 2 and sizes[1] in (-1, shape[len(shape) - 1]):
+            return f" ({self.names[0]}.reshape(-1, {shape[len(shape) - 1]}) has two dimensions)"
+        return ""
 
     cdef int run_on_rows(self, Call call, cnp.ndarray array) except -1:
         """Run the check of a loss of logits."""
@@ -334,7 +345,12 @@ cdef object integer_between(Call call, int slot, object low, object high):
         call.ran_foreign_code = True
         index = call.values[slot] = arguments.integer(index, name, call.operator.name)
     if not low <= index <= high:
-        call.fail(name, f"an int in [{low}, {high}]", arguments.shown(index))
+        expected = f"an int in [{low}, {high}]"
+        if low < -arguments.MAX_INDEX:  # the bounds are those of the type
+            expected = "an int of 64 bits"
+        elif high > arguments.MAX_INDEX // 2:
+            expected = f"an int of at least {low}" if index < low else f"an int of at most {high}"
+        call.fail(name, expected, arguments.shown(index))
     return index
 
 
@@ -365,6 +381,9 @@ cdef class Integer(Check):
             high -= max(call.sizes[V] - 1, 0)
         if not self.counts_entries:
             integer_between(call, self.slots[0], self.low, high)
-        else:
-            call.sizes[K] = integer_between(call, self.slots[0], self.low, min(high, call.sizes[V]))
+            return 0
+        count = integer_between(call, self.slots[0], self.low, arguments.MAX_INDEX)
+        if count > min(high, call.sizes[V]):
+            call.fail(self.names[0], f"at most {high}, and at most V = {call.sizes[V]}", count)
+        call.sizes[K] = count
         return 0

@@ -1,5 +1,7 @@
 """Checks of the linear operators and of losses, compiled as they are part of every call (see `_checks`)."""
 
+import warnings
+
 import numpy as np
 
 cimport numpy as cnp
@@ -99,6 +101,10 @@ cdef class MaskHasRows(Check):
         elif not fits or cnp.PyArray_DIM(array, 0) < nbytes:
             expected = f"at least {nbytes} bytes in one dimension, a bit for each row"
             call.fail(self.names[0], expected, shape_of(array))
+        elif cnp.PyArray_DIM(array, 0) == rows and rows > 8:
+            advice = f"for an entry for each row, pass {self.names[0]}.astype(bool)"
+            message = f"{call.operator.name}: {self.names[0]}: uint8 is read as packed bits, eight rows to a byte; {advice}"
+            warnings.warn(message, UserWarning, stacklevel=2)
         return 0
 
 
@@ -326,6 +332,7 @@ cdef class Targets(Check):
 
     cdef int run(self, Call call) except -1:
         if call.values[self.slots[1]] is None:
+            self.advise(call)
             return self.one_for_each_row.run(call)
         self.floating.run(call)
         cdef cnp.ndarray target = call.array(self.slots[0]), prob = call.array(self.slots[1])
@@ -342,6 +349,19 @@ cdef class Targets(Check):
         if not have_same_shape(target, prob):
             call.fail(self.names[1], f"shape {shape} as {self.names[0]} has", shape_of(prob))
         return 0
+
+    cdef int advise(self, Call call) except -1:
+        """Refuse targets with one more dimension than the rows, if the likely cause is known."""
+        cdef tuple shape = shape_of(call.array(self.slots[0]))
+        cdef tuple rows = rows_of(call) if call.operator.family == LOSSES else (call.sizes[BT],)
+        if len(shape) != len(rows) + 1 or shape[:len(rows)] != rows:
+            return 0
+        name, last = self.names[0], shape[len(rows)]
+        if last == 1:
+            call.fail(name, f"shape {rows}", f"{shape} ({name}.squeeze(-1) has this shape)")
+        if last == vocabulary_of(call):
+            call.fail(name, f"shape {rows}", f"{shape} (if rows are one-hot, {name}.argmax(-1) gives the classes)")
+        call.fail(name, f"shape {rows}, or target_prob with {last} probabilities for each row", shape)
 
 
 cdef class NothingOfOneTarget(Check):
@@ -482,7 +502,9 @@ cdef class Classes(Check):
         if dtype.kind == "i" and cnp.PyArray_ITEMSIZE(array) >= 4:
             return 0
         if dtype.kind not in "iu" or not is_here:
-            call.fail(self.names[0], "an integer dtype" if is_here else "dtype int32 or int64", dtype, ParamTypeError)
+            advice = f" ({self.names[0]}.astype(numpy.int64) makes classes of it)" if dtype.kind in "fb" and is_here else ""
+            expected = "an integer dtype" if is_here else "dtype int32 or int64"
+            call.fail(self.names[0], expected, f"{dtype}{advice}", ParamTypeError)
         if dtype.kind == "u" and cnp.PyArray_ITEMSIZE(array) == 8 and cnp.PyArray_SIZE(array):
             largest = int(array.max())
             if largest > arguments.MAX_INDEX:

@@ -58,7 +58,8 @@ def assert_refused(case: Case, fault: Fault, *, empty: bool) -> None:
     (message,) = messages
     assert message.startswith(f"{case.operator}: {fault.blamed}: expected ")
     assert ", got " in message
-    assert message.endswith(f"[{error.code} {library_errors.STATUS_NAMES[error.code]}]")
+    assert str(error.code) not in message
+    assert library_errors.STATUS_NAMES[error.code] not in message
     assert len(message) < 400
     assert untouched(good)
 

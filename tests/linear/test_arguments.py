@@ -60,7 +60,7 @@ def test_the_first_target_out_of_range_is_named(case, packed, bad, backend):
         error = outcome(ag.fused_linear_cross_entropy_loss_grad, **arguments | {"grad": grad})
         assert type(error) is INVALID
         expected = (
-            f"{GRADIENT}: masked_target: expected values in [0, {V}) wherever target_mask is 0, got {bad} in row 7 "
+            f"{GRADIENT}: masked_target: expected values in [0, {V}) wherever target_mask is 0, got {bad} in row 7"
         )
         assert str(error).startswith(expected)
         assert all(np.all(out == 7) for out in outs)
@@ -84,7 +84,7 @@ def test_a_target_outside_of_the_vocabulary_is_named(dtype, layout, backend):
         backend=backend,
     )
     assert type(error) is INVALID
-    assert str(error).startswith(f"{WHOLE}: target: expected values in [10, 16) or -3, got 16 in row {row} ")
+    assert str(error).startswith(f"{WHOLE}: target: expected values in [10, 16) or -3, got 16 in row {row}")
     ag.linear_cross_entropy(
         x, w, np.where(target == 16, -3, target), ignore_index=-3, vocab_start_index=10, backend=backend
     )
