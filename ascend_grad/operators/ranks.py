@@ -9,6 +9,7 @@ from .._call import Check, Operator
 from .._checks import Floating, Integer, NotNone, Shape, TrueOrFalse
 from .._loss_checks import (
     EntropyForItsGradient,
+    LeadingDimensions,
     NothingOfOneTarget,
     PositiveValues,
     Reduction,
@@ -66,13 +67,16 @@ def _operator(name: str, arrays: str, parameters: str, checks: list[Check]) -> O
 
 
 def _loss(name: str, input: str, weight: str, target: str) -> Operator:
+    parameters = (
+        "reduction ignore_index grad_loss deterministic return_grad output_mask workspace_bytes filter_eps "
+        f"{LINEAR_OPTIONS} {' '.join(OUTPUT_GRADIENTS)}"
+    )
     return _operator(
         name,
         f"{input} {weight} {target}",
-        "reduction ignore_index grad_loss deterministic return_grad output_mask workspace_bytes filter_eps "
-        f"{LINEAR_OPTIONS} {' '.join(OUTPUT_GRADIENTS)}",
+        parameters,
         [
-            *targets_of_layer("", input, weight, target),
+            *targets_of_layer(parameters, input, weight, target),
             Reduction("BT"),
             ignored(),
             TrueOrFalse("deterministic"),
@@ -87,13 +91,16 @@ def _loss(name: str, input: str, weight: str, target: str) -> Operator:
 
 VOCABULARY_PARALLEL = _loss("linear_cross_entropy", "input", "weight_shard", "target")
 DATA_PARALLEL = _loss("data_parallel_linear_cross_entropy", "input_rows", "weight", "target_rows")
+_BACKWARD_PARAMETERS = (
+    "entropy reduction ignore_index grad_loss deterministic output_mask workspace_bytes filter_eps "
+    f"{' '.join(OUTPUT_GRADIENTS)} {_OF_GRADIENTS}"
+)
 VOCABULARY_PARALLEL_BACKWARD = _operator(
     "linear_cross_entropy_backward",
     "input weight_shard target lse",
-    "entropy reduction ignore_index grad_loss deterministic output_mask workspace_bytes filter_eps "
-    f"{' '.join(OUTPUT_GRADIENTS)} {_OF_GRADIENTS}",
+    _BACKWARD_PARAMETERS,
     [
-        *targets_of_layer("", "input", "weight_shard", "target"),
+        *targets_of_layer(f"lse {_BACKWARD_PARAMETERS}", "input", "weight_shard", "target"),
         *upstream_gradients(STATISTICS_AND_GRADIENTS),
         EntropyForItsGradient(),
         NothingOfOneTarget("grad_log_prob"),
@@ -122,7 +129,8 @@ VOCABULARY_PARALLEL_TOP_K = Operator(
     optional="temperature bias",
     checks=[
         NotNone(),
-        Floating("input", "weight_shard"),
+        Floating("input", "weight_shard", converts=True),
+        LeadingDimensions("input", "temperature"),
         Shape("input", "BT", "H"),
         Shape("weight_shard", "V", "H"),
         Integer("k", 1),

@@ -301,18 +301,17 @@ def rows_among(parameters: str) -> list[str]:
 
 
 def targets_of_layer(
-    parameters: str = "", input: str = "input", weight: str = "weight", target: str = "target"
+    parameters: str, input: str = "input", weight: str = "weight", target: str = "target"
 ) -> list[Check]:
     """Return the first checks of the loss of a linear layer: its required arrays and the probabilities of targets.
 
-    If `parameters` are given, the rows of the input and of these arrays may have several dimensions.
+    The rows may have several dimensions, in the input, the target and the arrays of rows among `parameters`.
     """
-    leading = [LeadingDimensions(input, target, *rows_among(parameters))] if parameters else []
     return [
         NotNone(),
         Floating(input, weight, converts=True),
         Classes(target),
-        *leading,
+        LeadingDimensions(input, target, *rows_among(parameters)),
         Shape(input, "BT", "H"),
         Shape(weight, "V", "H"),
         Targets(target, "target_prob", "BT"),

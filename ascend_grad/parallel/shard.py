@@ -26,7 +26,7 @@ from ..backends.loss_reference import square_scale
 from ..errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
 from ..operators.options import OUTPUT_GRADIENTS
 from ..operators.ranks import ARGUMENTS_OF_PARTS, OF_ENTRIES, OF_ROWS, SETTINGS, WITHOUT_ARGUMENT, given_over_ranks
-from ..operators.results import LinearCrossEntropyGradients, loss_result
+from ..operators.results import LinearCrossEntropyGradients, loss_result, number
 from .agreement import Attempt, check_agreement
 from .chunking import Capacity, common_chunks, find_capacity, vocab_blocks
 from .communicators import Collectives
@@ -76,7 +76,7 @@ class Shard:
     ):
         self._operator = call.operator.name
         check_memory(call, ranks)
-        self._call, self._ranks = call, ranks
+        self._call, self._ranks, self._is_scattered = call, ranks, share == "scatter"
         self._execution = {name: options[name] for name in ("backend", "num_threads")}
         self._names = call.operator.parameters[:3]
         self.input, self.weight, target = (call.arguments[name] for name in self._names)
@@ -286,10 +286,23 @@ class Shard:
         attempt.raise_kept()
         if self._a["lse"] is not None:
             names = LinearCrossEntropyGradients._fields
-            return LinearCrossEntropyGradients(*self._call.in_library([values[name] for name in names]))
+            return LinearCrossEntropyGradients(*self._named_results(values, names))
         bias = ("bias_grad",) if "bias" in self._vectors else ()
         names = ("loss", "input_grad", "weight_grad", *bias, *self._a["outputs"])
-        return loss_result(names, self._call.in_library([values[name] for name in names]))
+        loss, *others = self._named_results(values, names)
+        return loss_result(names, (loss if self._a["reduction"] == "none" else number(loss), *others))
+
+    def _named_results(self, values: dict[str, Any], names: Sequence[str]) -> list[Any]:
+        """Return results in the order of names, with all dimensions of the rows of the caller's input."""
+        results = [values[name] for name in names]
+        leading = self._call.leading
+        if leading is not None:
+            others = {"weight_grad", "bias_grad", *(("input_grad",) if self._is_scattered else ())}
+            results = [
+                each if each is None or not each.ndim or name in others else each.reshape(leading + each.shape[1:])
+                for name, each in zip(names, results)
+            ]
+        return self._call.in_library(results)
 
     def _check_targets(self) -> None:
         target, ignored = self.target, self._a["ignore_index"]

@@ -201,4 +201,6 @@ class _Part:
         unknown = np.isnan(log_sum)
         log_prob[unknown], found[unknown] = np.nan, np.arange(k)
         accumulator = arrays.accumulator_dtype(self._a["input"].dtype)
-        return LinearTopK(*self._call.in_library([log_prob.astype(accumulator), found]))
+        leading = (len(found),) if self._call.leading is None else self._call.leading
+        results = [each.reshape((*leading, k)) for each in (log_prob.astype(accumulator), found)]
+        return LinearTopK(*self._call.in_library(results))

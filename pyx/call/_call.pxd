@@ -106,7 +106,7 @@ cdef class Call:
     cdef ArrayType kind  # type of the results; None: NumPy
     cdef object first_given, second_given  # the caller's entries of `out` that were converted from another library
     cdef bint ran_foreign_code  # whether code of an argument ran, which may have changed an argument that was checked before
-    cdef tuple leading  # shape of the rows of a linear operator's input that has not two dimensions; None: it has two
+    cdef readonly tuple leading  # shape of the rows of a linear operator's input that has not two dimensions; None: it has two
     cdef Py_ssize_t[SIZES] sizes  # BT, H, V, k of a linear operator; -1: not known yet
     cdef object by_name
     cdef cnp.ndarray array(self, int slot)
