@@ -30,7 +30,7 @@ def backends() -> dict[str, Status]:
     Returns
     -------
     dict
-        Maps a backend's name to a named tuple ``usable, reason``.
+        Maps a backend's name to a named tuple ``usable, reason, details``.
 
     Examples
     --------

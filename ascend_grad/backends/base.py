@@ -13,6 +13,8 @@ class Status(NamedTuple):
 
     usable: bool
     reason: str
+    #: What was looked for where, if a device was not found.
+    details: str = ""
 
 
 class Unsupported(NamedTuple):
@@ -28,8 +30,8 @@ class Backend(Protocol):
 
     NAME: str
 
-    def status(self) -> tuple[bool, str]:
-        """Return whether it is usable, and the reason. This must neither raise nor import anything expensive."""
+    def status(self) -> tuple:
+        """Return the fields of a `Status`. This must neither raise nor import anything expensive."""
 
     def run(self, call: Call, threads: int) -> Any:
         """Compute and return the results, on `threads` threads; 0: the default.

@@ -19,6 +19,7 @@ STATUSES = exit_statuses("it is shown, whatever was found")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--verbose", action="store_true", help="also tell where devices were looked for")
     parser.add_argument("--json", action="store_true", help="the same, for programs")
 
 
@@ -41,4 +42,6 @@ def run(args: argparse.Namespace) -> int:
         print(f"environment   {name}={value}")
     for name, status in config["backends"].items():
         print(f"backend       {name}: {'usable' if status['usable'] else 'not usable'}, {status['reason']}")
+        if args.verbose and status["details"]:
+            print(f"              {status['details']}")
     return 0

@@ -65,14 +65,15 @@ class Explanation(_Choice):
     """The backend that computes a call, and the reason.
 
     On the CPU, the attributes `variant`, `plan` and `threads` tell how: the instruction set, the name of the plan, and the
-    number of threads of calls that follow one another. On other backends they are None.
+    number of threads of calls that follow one another. On other backends they are None. `details` tells where a device was
+    looked for, if none was found; otherwise it is None.
     """
 
-    variant = plan = threads = None
+    variant = plan = threads = details = None
 
-    def __new__(cls, backend, reason, variant=None, plan=None, threads=None):
+    def __new__(cls, backend, reason, variant=None, plan=None, threads=None, details=None):
         self = _Choice.__new__(cls, backend, reason)
-        self.variant, self.plan, self.threads = variant, plan, threads
+        self.variant, self.plan, self.threads, self.details = variant, plan, threads, details
         return self
 
     def __repr__(self):
@@ -120,7 +121,7 @@ cdef object cannot(Call call, object name, object asked_by, object reason):
 
 cdef str selected_device(Call call, tuple request, Device device, list reasons):
     """Return the name of a device that was requested or has the arrays; raise if it cannot compute the call."""
-    usable, status = device.status()
+    usable, status, _ = device.status()
     if not usable:
         cannot(call, device.name, request[1], status)
     unsupported = device.backend.unsupported_reason(call)
@@ -146,7 +147,7 @@ cdef str automatic(Call call, tuple request, list reasons):
                     reasons.append(request[1] + others)
                 return device.name
             hint = " (a forced call asks it all the same)" if unsupported.error is None else ""
-            status = False, unsupported.reason + hint
+            status = False, unsupported.reason + hint, ""
         if reasons is not None:
             others += f"; not {device.name}: {status[1]}"
     if reasons is not None:
@@ -227,5 +228,11 @@ def prepared(Operator operator not None, list values not None, out, backend, num
     cdef Call call = validate(operator, values, out)
     cdef list reasons = []
     cdef str name = select(call, request, reasons)
-    how = _cpu_backend.description(call, threads) if name == "cpu" else ()
-    return call, threads, Explanation(name, reasons[0], *how)
+    variant, plan, count = _cpu_backend.description(call, threads) if name == "cpu" else (None, None, None)
+    # A device that was not asked for is not looked for.
+    cdef Device device
+    details = None
+    for device in _devices:
+        if "state" in device.found:  # a device that was not asked for is not looked for
+            details = device.status()[2] or details
+    return call, threads, Explanation(name, reasons[0], variant, plan, count, details)

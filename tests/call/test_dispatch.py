@@ -266,7 +266,7 @@ def test_a_bad_call_is_bad_on_an_unavailable_backend_too():
 
 def test_the_first_backend_that_takes_the_call_is_chosen(monkeypatch):
     npu = REGISTRY["npu"]
-    monkeypatch.setitem(runtime.found, "state", runtime.State((True, "pretended")))
+    monkeypatch.setitem(runtime.found, "state", runtime.State((True, "pretended", "")))
     refusal = Unsupported("rank 1 only", ag.ParamInvalidError("rank 1 only", operator="softmax"))
     monkeypatch.setattr(npu, "unsupported_reason", lambda call: None if call.arrays[0].ndim == 1 else refusal)
     monkeypatch.setattr(npu, "run", lambda call, num_threads: "from the device")

@@ -87,7 +87,7 @@ def test_workspace_size_raises_what_the_call_would():
 def test_backends():
     status = ag.backends()
     assert list(status) == ["npu", "cpu", "reference"]
-    assert all(entry._fields == ("usable", "reason") for entry in status.values())
+    assert all(entry._fields == ("usable", "reason", "details") for entry in status.values())
     assert status["cpu"].usable
     assert status["reference"].usable
     assert _cpu.variant() in status["cpu"].reason

@@ -20,7 +20,7 @@ from ascend_grad.operators import table
 
 
 def test_automatic_choice(device):
-    assert ag.backends()["npu"] == (True, "2 devices, Ascend910B2")
+    assert ag.backends()["npu"] == (True, "2 devices, Ascend910B2", "")
     assert ag.explain("softmax", X) == ("npu", "automatic choice")
     assert ag.explain("softmax", X, backend="npu") == ("npu", "asked for by the backend argument")
     assert ag.explain("softmax", X, backend="cpu").backend == "cpu"

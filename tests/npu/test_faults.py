@@ -298,7 +298,7 @@ def test_operators_own_codes_are_passed_on(device: StandIn) -> None:
             assert info.value.call == function
             assert "a fault was injected here" in info.value.runtime_message
             again = pickle.loads(pickle.dumps(info.value))
-            assert (str(again), again.call, again.name) == (str(info.value), function, info.value.name)
+            assert (str(again), again.call, again.code_name) == (str(info.value), function, info.value.code_name)
 
 
 @pytest.mark.parametrize(

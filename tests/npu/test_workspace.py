@@ -181,4 +181,4 @@ def test_without_a_device(run_script) -> None:
             print(error)
     """
     nowhere = dict.fromkeys(("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "LD_LIBRARY_PATH"), "/nonexistent")
-    assert "cannot compute this call: no runtime library" in run_script(script, **nowhere).stdout
+    assert "cannot compute this call: no Ascend NPU found" in run_script(script, **nowhere).stdout

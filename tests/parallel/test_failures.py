@@ -59,7 +59,7 @@ BAD = [
     ({"deterministic": 1}, ag.ParamTypeError, "deterministic: expected True or False, got 1"),
     ({"return_grad": None}, ag.ParamTypeError, "return_grad: expected True or False, got None"),
     ({"output_mask": (True,)}, ag.ParamTypeError, "output_mask: expected two of True or False, got tuple"),
-    ({"workspace_bytes": 5}, ag.ParamInvalidError, "workspace_bytes: expected an int in"),
+    ({"workspace_bytes": 5}, ag.ParamInvalidError, "workspace_bytes: expected an int of at least"),
     ({"filter_eps": -1.0}, ag.ParamInvalidError, "filter_eps: expected a finite number that is not negative, got -1.0"),
     ({"vocab_start_index": -1}, ag.ParamInvalidError, "vocab_start_index: expected None or an int in"),
     ({"vocab_start_index": "0"}, ag.ParamTypeError, "vocab_start_index: expected None or an int, got str '0'"),

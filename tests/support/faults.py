@@ -170,6 +170,10 @@ FOREIGN_DTYPES = {
 } | ({"long double": np.longdouble} if np.dtype(np.longdouble) != np.float64 else {})
 
 
+#: Dtypes of FOREIGN_DTYPES that forward operators and losses convert.
+CONVERTED = ("int32", "uint16", "swapped int")
+
+
 def outcome(function: Callable[..., object], *args: object, **arguments: object) -> ag.AscendGradError:
     with pytest.raises(ag.AscendGradError) as caught:
         function(*args, **arguments)

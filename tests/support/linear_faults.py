@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from faults import (
+    CONVERTED,
     FOREIGN_DTYPES,
     INVALID,
     MEANINGS_IN_TWO_AXES,
@@ -159,6 +160,10 @@ def faults_of_dtypes(case: str) -> Iterator[Fault]:
             foreign |= {"bool": bool}
         if name in ("grad", "logits_max", "sum_exp_logits", "predicted_logits", "softmax"):
             foreign |= {"float16": np.float16, "bfloat16": DTYPES["bfloat16"]}
+        if case in ("whole", "top_k") and name in ("input", "weight"):
+            foreign = {label: dtype for label, dtype in foreign.items() if label not in (*CONVERTED, "int64", "bool")}
+        if case in ("whole", "top_k") and name == "target":
+            foreign = {label: dtype for label, dtype in foreign.items() if "int" not in label}
         for label, dtype in foreign.items():
             yield Fault("dtype", name, label, as_dtype(dtype), TYPE, name)
         more = {"string": "softmax", "dict": {}, "ragged": [[1.0], [2.0, 3.0]], "hostile": Hostile(), "set": {1.0}}

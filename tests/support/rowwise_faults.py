@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from faults import (
+    CONVERTED,
     FOREIGN_DTYPES,
     INVALID,
     MEANINGS,
@@ -46,9 +47,11 @@ def faults_of(operator: str) -> list[Fault]:
         Fault("dtype", name, how, give, TYPE, name) for name in ARRAYS[operator] for how, give in meanings.items()
     ]
     for name in floats:
-        faults += [Fault("dtype", name, label, as_dtype(dtype), TYPE, name) for label, dtype in FOREIGN_DTYPES.items()]
+        foreign = FOREIGN_DTYPES | {"bool": bool}
+        if not operator.endswith("backward"):
+            foreign = {label: dtype for label, dtype in foreign.items() if label not in (*CONVERTED, "bool")}
+        faults += [Fault("dtype", name, label, as_dtype(dtype), TYPE, name) for label, dtype in foreign.items()]
         faults += [
-            Fault("dtype", name, "bool", as_dtype(bool), TYPE, name),
             Fault("dtype", name, "string", constant("softmax"), TYPE, name),
             Fault("dtype", name, "dict", constant({}), TYPE, name),
         ]

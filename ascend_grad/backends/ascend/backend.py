@@ -24,7 +24,7 @@ __all__ = ["NAME", "found", "owns", "run", "status", "unsupported_reason", "work
 NAME = "npu"
 
 
-def status() -> tuple[bool, str]:
+def status() -> tuple[bool, str, str]:
     return runtime.state().status
 
 

@@ -26,9 +26,9 @@ FOLDER_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 class Unusable(Exception):
     """Error: there is no usable device. `broken` tells whether something is there that does not work."""
 
-    def __init__(self, reason: str, *, broken: bool):
+    def __init__(self, reason: str, *, broken: bool, details: str = ""):
         super().__init__(reason)
-        self.broken = broken
+        self.broken, self.details = broken, details
 
 
 class _Missing(Exception):
@@ -43,21 +43,24 @@ class Toolkit:
 
     def runtime(self) -> list[int]:
         """Open the runtime."""
-        opened = self._open(RUNTIME, "no runtime library", broken=False)
+        opened = self._open(RUNTIME, "")
         # The runtime may have been in the process before, from any folder, which has the other libraries, too.
         self._folders.insert(0, os.path.dirname(_acl.path_of(opened[0])))
         return opened
 
     def framework(self) -> list[int]:
         """Open the framework of operators."""
-        return self._open(FRAMEWORK, "no operator framework", broken=True)
+        return self._open(FRAMEWORK, "no operator framework")
 
     def operators(self) -> list[int]:
         """Open the operators."""
-        return self._open(OPERATORS, "no operator library", broken=True)
+        return self._open(OPERATORS, "no operator library")
 
-    def _open(self, families: Sequence[tuple[str, ...]], what: str, *, broken: bool) -> list[int]:
-        """Return the family that is in the process, else the first that loads, in a folder or on the loader's path."""
+    def _open(self, families: Sequence[tuple[str, ...]], what: str) -> list[int]:
+        """Return the family that is in the process, else the first that loads, in a folder or on the loader's path.
+
+        `what` describes their absence. It is "" if they are absent where there is no device.
+        """
         for family in families:
             mapped = [_acl.loaded_library(name) for name in family]
             if all(mapped):
@@ -75,7 +78,10 @@ class Toolkit:
             raise Unusable(part, broken=True)
         places = [f"${name}/lib64 ({os.environ.get(name) or 'not set'})" for name in FOLDER_VARIABLES]
         names = ", ".join(dict.fromkeys(name for family in families for name in family))
-        raise Unusable(f"{what}: none of {names} in {', '.join(places)} or on the loader's path", broken=broken)
+        details = f"none of {names} in {', '.join(places)} or on the loader's path"
+        if what:
+            raise Unusable(f"{what}: {details}", broken=True)
+        raise Unusable("no Ascend NPU found", broken=False, details=details)
 
 
 def _open_family(folder: str, family: tuple[str, ...]) -> list[int]:

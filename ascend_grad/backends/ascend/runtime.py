@@ -34,7 +34,8 @@ DEVICE = config.integer("ASCEND_GRAD_DEVICE", 0, 2**31 - 1)
 class State(NamedTuple):
     """The result of the search: whether the device is usable and why (not), and what is on it."""
 
-    status: tuple[bool, str]
+    #: The fields of a `Status`.
+    status: tuple[bool, str, str]
     device_count: int = 0
     soc: str = ""
     #: Operators that this toolkit lacks: the device's name of one -> the reason.
@@ -55,7 +56,7 @@ _opened = False  # whether aclInit was called by this process, or by its parent 
 _lock = threading.RLock()  # a signal handler may call `state` in the middle of the search
 _searching = False
 #: The state that is found while the process ends.
-ENDING = State((False, "the process is ending"))
+ENDING = State((False, "the process is ending", ""))
 
 
 def state() -> State:
@@ -67,7 +68,7 @@ def _find() -> State:
     global _searching
     with _lock:
         if _searching:
-            return State((False, "the device is being looked for"))
+            return State((False, "the device is being looked for", ""))
         _searching = True
         try:
             if "state" not in found:
@@ -84,8 +85,8 @@ def _look_for_device() -> State:
         if error.broken:
             logger.warning("the Ascend NPU cannot be used: %s", error)
         else:
-            logger.info("no Ascend NPU: %s", error)
-        return State((False, str(error)))
+            logger.info("%s", error if error.details else f"no Ascend NPU: {error}")
+        return State((False, str(error), error.details))
     logger.info("Ascend NPU: %s", state.reason)
     return state
 
@@ -116,7 +117,7 @@ def _usable(devices: int, soc: str, absent: dict[str, str]) -> State:
     reason = f"{'1 device' if devices == 1 else f'{devices} devices'}, {soc or 'of an unknown kind'}"
     if absent:
         reason += f"; this toolkit lacks {', '.join(absent)}"
-    return State((True, reason), devices, soc, absent)
+    return State((True, reason, ""), devices, soc, absent)
 
 
 def mark_operator_missing(error: MissingKernelError) -> None:
@@ -226,7 +227,7 @@ def _after_fork_in_child() -> None:
             "this process was forked from one that had opened the device, whose handles are of no use here "
             "(start processes with 'spawn', or fork before the first call)"
         )
-        found["state"] = State((False, reason))
+        found["state"] = State((False, reason, ""))
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
