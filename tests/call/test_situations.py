@@ -1,0 +1,219 @@
+"""Test calls as people write them, at every door: NumPy, PyTorch, JAX and dask.
+
+A situation is a call with its result, or with the words of its error. The words say what to do.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import scipy.special
+
+import ascend_grad as ag
+
+RNG = np.random.default_rng(42)
+LOGITS = RNG.standard_normal((4, 7)).astype(np.float32)
+HIDDEN = RNG.standard_normal((4, 3)).astype(np.float32)
+WEIGHT = RNG.standard_normal((7, 3)).astype(np.float32)
+TARGET = np.array([1, 2, 0, 6])
+ONE_HOT = np.eye(7, dtype=np.int64)[TARGET]
+LOG_PROB = scipy.special.log_softmax(LOGITS.astype(np.float64), -1)
+LOSSES = -LOG_PROB[np.arange(4), TARGET]
+LINEAR_LOG_PROB = scipy.special.log_softmax(HIDDEN.astype(np.float64) @ WEIGHT.T, -1)
+LINEAR_LOSSES = -LINEAR_LOG_PROB[np.arange(4), TARGET]
+INTEGERS = np.array([[1, 2, 3], [0, 5, 0]])
+
+
+class Door(NamedTuple):
+    """A module with the library's functions, and the conversions of its arrays."""
+
+    name: str
+    module: Any
+    array: Callable[[np.ndarray], Any]
+    numbers: Callable[[Any], np.ndarray]
+
+    def loss(self, result: Any) -> np.ndarray:
+        """Return the loss among the results of a loss."""
+        return self.numbers(getattr(result, "loss", result))
+
+
+def door(name: str) -> Door:
+    """Return a door, or skip the test if its library is missing."""
+    if name == "numpy":
+        return Door(name, ag, np.asarray, np.asarray)
+    library = pytest.importorskip({"torch": "torch", "jax": "jax.numpy", "dask": "dask.array"}[name])
+    module = importlib.import_module(f"ascend_grad.{name}")
+    if name == "torch":
+        return Door(name, module, library.from_numpy, lambda tensor: tensor.detach().numpy())
+    if name == "jax":
+        return Door(name, module, library.asarray, np.asarray)
+    return Door(name, module, library.from_array, lambda array: np.asarray(array.compute()))
+
+
+DOORS = ("numpy", "torch", "jax", "dask")
+OTHERS = ("numpy", "jax", "dask")
+
+
+class Value(NamedTuple):
+    """A call of a door's module, and its result in float64. Floating results of integers are float64 in NumPy."""
+
+    call: Callable[[Door], Any]
+    right: Any
+    doors: Sequence[str] = DOORS
+
+
+class Refusal(NamedTuple):
+    """A call of a door's module, and words of its error. `kind` is its class."""
+
+    call: Callable[[Door], Any]
+    words: str
+    doors: Sequence[str] = DOORS
+    kind: type[Exception] = ag.ParamInvalidError
+
+
+def cross_entropy(target: np.ndarray, logits: np.ndarray = LOGITS, **options: Any) -> Callable[[Door], Any]:
+    return lambda d: d.module.cross_entropy(d.array(logits), d.array(target), **options)
+
+
+def linear(
+    target: np.ndarray, hidden: np.ndarray = HIDDEN, weight: np.ndarray = WEIGHT, **options: Any
+) -> Callable[[Door], Any]:
+    return lambda d: d.module.linear_cross_entropy(d.array(hidden), d.array(weight), d.array(target), **options)
+
+
+SITUATIONS = {
+    # integers and truth values as logits
+    "softmax of integers": Value(
+        lambda d: d.numbers(d.module.softmax(d.array(INTEGERS))), scipy.special.softmax(INTEGERS, -1), OTHERS
+    ),
+    "softmax of truth values": Value(
+        lambda d: d.numbers(d.module.softmax(d.array(INTEGERS > 1))),
+        scipy.special.softmax(1 * (INTEGERS > 1), -1),
+        OTHERS,
+    ),
+    "softmax of a list": Value(lambda d: d.module.softmax([1, 2, 3]), scipy.special.softmax([1, 2, 3]), ("numpy",)),
+    "softmax of integers in torch": Refusal(
+        lambda d: d.module.softmax(d.array(INTEGERS)), r"input: .*got .*int64.*float\(\)", ("torch",)
+    ),
+    "loss of integers": Value(
+        lambda d: d.loss(cross_entropy(TARGET, INTEGERS.repeat(2, 0).repeat(3, 1)[:, :7])(d)),
+        -scipy.special.log_softmax(INTEGERS.repeat(2, 0).repeat(3, 1)[:, :7], -1)[np.arange(4), TARGET].mean(),
+        OTHERS,
+    ),
+    "gradient of integers": Refusal(
+        lambda d: d.module.softmax_backward(d.array(INTEGERS), d.array(INTEGERS)),
+        r"grad_output: expected dtype float32, .* \(astype\(numpy.float32\) converts it\), got int64",
+        ("numpy",),
+    ),
+    # targets
+    "targets of eight bits": Value(lambda d: d.loss(cross_entropy(TARGET.astype(np.int8))(d)), LOSSES.mean()),
+    "targets without sign": Value(lambda d: d.loss(linear(TARGET.astype(np.uint8))(d)), LINEAR_LOSSES.mean()),
+    "a column of targets": Refusal(
+        cross_entropy(TARGET[:, None], reduction="sum"),
+        r"target: expected shape \(4,\), got .*4, 1.*squeeze\(-1\)",
+        OTHERS,
+    ),
+    "one-hot rows": Refusal(cross_entropy(ONE_HOT), r"target: .*got .*4, 7.*one-hot.*argmax\(-1\)", OTHERS),
+    "floating classes": Refusal(
+        cross_entropy(TARGET.astype(np.float64)), r"target: expected an integer dtype.*astype\(numpy.int64\)", OTHERS
+    ),
+    "a target that is no class": Refusal(
+        lambda d: d.loss(cross_entropy(TARGET + 5)(d)), r"target: expected values in \[0, 7\) or -100, got 7", OTHERS
+    ),
+    # leading dimensions
+    "leading dimensions": Value(
+        lambda d: d.loss(linear(TARGET.reshape(2, 2), HIDDEN.reshape(2, 2, 3), reduction="none")(d)),
+        LINEAR_LOSSES.reshape(2, 2),
+    ),
+    "leading dimensions of the input alone": Refusal(
+        linear(TARGET, HIDDEN.reshape(2, 2, 3)),
+        r"target: expected shape \(2, 2\), that of input without its last dimension, got \(4,\)",
+        ("numpy", "jax"),
+    ),
+    "an operator of the device's documents": Refusal(
+        lambda d: d.module.fused_linear_online_max_sum(HIDDEN.reshape(2, 2, 3), WEIGHT, TARGET, 0, 6),
+        r"input: expected shape \(BT, H\), got \(2, 2, 3\) \(input.reshape\(-1, 3\) has two dimensions\)",
+        ("numpy",),
+    ),
+    # shapes and dtypes
+    "a transposed weight": Refusal(
+        linear(TARGET, weight=WEIGHT.T),
+        r"weight: expected shape \(V, H = 3\), got \(3, 7\) \(did you mean weight.T\?\)",
+        OTHERS,
+    ),
+    "masked array": Refusal(
+        lambda d: d.module.softmax(np.ma.masked_array(LOGITS)),
+        r"input: .*x.filled\(value\)",
+        ("numpy",),
+        ag.ParamTypeError,
+    ),
+    # scalars and results
+    "twice a result": Refusal(
+        lambda d: 2 * ag.cross_entropy(LOGITS, TARGET), r"field \.loss is the loss", ("numpy",), TypeError
+    ),
+    "a NumPy number times a result": Refusal(
+        lambda d: np.float32(2) * ag.cross_entropy(LOGITS, TARGET), r"field \.loss is the loss", ("numpy",), TypeError
+    ),
+    "a result plus a number": Refusal(
+        lambda d: ag.cross_entropy(LOGITS, TARGET) + 1, r"field \.loss is the loss", ("numpy",), TypeError
+    ),
+    "a loss in a formula": Value(lambda d: 2 * ag.cross_entropy(LOGITS, TARGET).loss, 2 * LOSSES.mean(), ("numpy",)),
+    # ranges
+    "too many of the largest": Refusal(
+        lambda d: d.module.linear_top_k(d.array(HIDDEN), d.array(WEIGHT), 9),
+        r"k: expected at most 128, and at most V = 7, got 9",
+        ("numpy",),
+    ),
+    "too small a workspace": Refusal(
+        linear(TARGET, workspace_bytes=3), r"workspace_bytes: expected an int of at least 4194304, got 3", ("numpy",)
+    ),
+    "no device": Refusal(
+        lambda d: d.module.softmax(LOGITS, backend="npu"),
+        r"cannot compute this call: no Ascend NPU found$",
+        ("numpy",),
+        ag.BackendUnavailableError,
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "at"), [(name, at) for name, each in SITUATIONS.items() for at in each.doors])
+def test_situations(name: str, at: str):
+    situation, here = SITUATIONS[name], door(at)
+    if isinstance(situation, Value):
+        np.testing.assert_allclose(situation.call(here), situation.right, rtol=1e-5)
+        return
+    with pytest.raises(situation.kind) as caught:
+        situation.call(here)
+    assert re.search(situation.words, str(caught.value)), caught.value
+    assert not re.search(r"\b[135]6\d{4}\b|ACLNN", str(caught.value)), caught.value
+
+
+def test_losses_of_means_are_numbers():
+    for function in (ag.cross_entropy, ag.linear_cross_entropy):
+        arguments = (LOGITS, TARGET) if function is ag.cross_entropy else (HIDDEN, WEIGHT, TARGET)
+        assert type(function(*arguments).loss) is np.float32
+        assert type(function(*arguments, reduction="sum").loss) is np.float32
+        assert function(*arguments, reduction="none").loss.shape == (4,)
+
+
+def test_a_packed_mask_that_looks_unpacked_warns():
+    mask, rows = np.zeros(16, np.uint8), np.zeros(16, np.float32)
+    hidden, masked_target = np.ones((16, 3), np.float32), np.zeros(16, np.int64)
+
+    def call(mask: np.ndarray) -> None:
+        ag.fused_linear_cross_entropy_loss_grad(
+            rows, hidden, WEIGHT, mask, masked_target, logits_max=rows, sum_exp_logits=rows + 1
+        )
+
+    with pytest.warns(UserWarning, match=r"target_mask: uint8 is read as packed bits.*astype\(bool\)"):
+        call(mask)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call(mask[:2])
+        call(mask.astype(bool))
