@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import jax
 
+import ascend_grad as ag
+
 from .. import _xla_cross_entropy
 from ..operators.results import LossResult
-from ..operators.signatures import Words, completed, options_of, with_options
+from ..operators.signatures import completed, options_of, with_options
+from .arrays import WORDS
 from .losses import loss
 
 if TYPE_CHECKING:
@@ -44,7 +47,7 @@ def cross_entropy(
 ) -> LossResult[jax.Array]: ...
 
 
-@with_options(_OPTIONS, Words("jax.Array", "float"))
+@with_options(_OPTIONS, WORDS, like=ag.cross_entropy)
 def cross_entropy(
     input: jax.Array,
     target: jax.Array,
@@ -59,12 +62,6 @@ def cross_entropy(
 
     It is `ascend_grad.cross_entropy` for JAX, with the same formula and the same options.
 
-    Parameters
-    ----------
-    input, target, dim, reduction, ignore_index, num_threads
-        As in `ascend_grad.cross_entropy`. Options that are no arrays are not traced.
-    .. options:: as in `ascend_grad.cross_entropy`
-
     Returns
     -------
     jax.Array or LossResult
@@ -73,8 +70,6 @@ def cross_entropy(
 
     Raises
     ------
-    AscendGradError
-        As `ascend_grad.cross_entropy` for shapes, dtypes and numbers, or an option that is no array is traced.
     NotImplementedError
         An option is differentiated, or the gradient is differentiated once more.
     jax.errors.JaxRuntimeError

@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import jax
 
+import ascend_grad as ag
+
 from .. import _xla_linear
 from ..operators.results import LossResult
-from ..operators.signatures import Words, completed, options_of, with_options
+from ..operators.signatures import completed, options_of, with_options
+from .arrays import WORDS
 from .losses import loss
 
 if TYPE_CHECKING:
@@ -46,7 +49,7 @@ def linear_cross_entropy(
 ) -> LossResult[jax.Array]: ...
 
 
-@with_options(_OPTIONS, Words("jax.Array", "float"))
+@with_options(_OPTIONS, WORDS, like=ag.linear_cross_entropy)
 def linear_cross_entropy(
     input: jax.Array,
     weight: jax.Array,
@@ -63,12 +66,6 @@ def linear_cross_entropy(
     It is `ascend_grad.linear_cross_entropy` for JAX, with the same formula and the same options. `jax.grad` computes
     the gradients with respect to `input`, `weight` and `bias` that are needed.
 
-    Parameters
-    ----------
-    input, weight, target, reduction, ignore_index, filter_eps, num_threads
-        As in `ascend_grad.linear_cross_entropy`. Options that are no arrays are not traced.
-    .. options:: as in `ascend_grad.linear_cross_entropy`
-
     Returns
     -------
     jax.Array or LossResult
@@ -76,8 +73,6 @@ def linear_cross_entropy(
 
     Raises
     ------
-    AscendGradError
-        As `ascend_grad.linear_cross_entropy` for shapes, dtypes and numbers, or an option that is no array is traced.
     NotImplementedError
         `token_weight`, `class_weight`, `target_prob` or `temperature` is differentiated, which the loss has no gradient
         for; or the gradient is differentiated once more.
