@@ -15,7 +15,9 @@ from .arrays import WORDS
 from .losses import loss
 
 if TYPE_CHECKING:
-    from ..option_types import LossOptions, Outputs
+    from ..option_types import JaxLossOptions, Outputs
+
+    Options = JaxLossOptions[jax.Array, float]
 
 jax.ffi.register_ffi_target("ascend_grad_cross_entropy", _xla_cross_entropy.handler(), platform="cpu")
 _OPTIONS = options_of(of_logits=True)
@@ -23,27 +25,13 @@ _OPTIONS = options_of(of_logits=True)
 
 @overload
 def cross_entropy(
-    input: jax.Array,
-    target: jax.Array,
-    dim: int = -1,
-    *,
-    ignore_index: int = -100,
-    class_weight: jax.Array | None = None,
-    outputs: tuple[()] = (),
-    **options: Unpack[LossOptions[jax.Array, float]],
+    input: jax.Array, target: jax.Array, dim: int = -1, *, outputs: tuple[()] = (), **options: Unpack[Options]
 ) -> jax.Array: ...
 
 
 @overload
 def cross_entropy(
-    input: jax.Array,
-    target: jax.Array,
-    dim: int = -1,
-    *,
-    ignore_index: int = -100,
-    class_weight: jax.Array | None = None,
-    outputs: Outputs,
-    **options: Unpack[LossOptions[jax.Array, float]],
+    input: jax.Array, target: jax.Array, dim: int = -1, *, outputs: Outputs, **options: Unpack[Options]
 ) -> LossResult[jax.Array]: ...
 
 

@@ -15,7 +15,9 @@ from .arrays import WORDS
 from .losses import loss
 
 if TYPE_CHECKING:
-    from ..option_types import LinearLossOptions, Outputs
+    from ..option_types import JaxLinearLossOptions, Outputs
+
+    Options = JaxLinearLossOptions[jax.Array, float]
 
 jax.ffi.register_ffi_target("ascend_grad_linear_cross_entropy", _xla_linear.handler(), platform="cpu")
 _OPTIONS = options_of()
@@ -23,29 +25,13 @@ _OPTIONS = options_of()
 
 @overload
 def linear_cross_entropy(
-    input: jax.Array,
-    weight: jax.Array,
-    target: jax.Array,
-    *,
-    ignore_index: int = -100,
-    class_weight: jax.Array | None = None,
-    bias: jax.Array | None = None,
-    outputs: tuple[()] = (),
-    **options: Unpack[LinearLossOptions[jax.Array, float]],
+    input: jax.Array, weight: jax.Array, target: jax.Array, *, outputs: tuple[()] = (), **options: Unpack[Options]
 ) -> jax.Array: ...
 
 
 @overload
 def linear_cross_entropy(
-    input: jax.Array,
-    weight: jax.Array,
-    target: jax.Array,
-    *,
-    ignore_index: int = -100,
-    class_weight: jax.Array | None = None,
-    bias: jax.Array | None = None,
-    outputs: Outputs,
-    **options: Unpack[LinearLossOptions[jax.Array, float]],
+    input: jax.Array, weight: jax.Array, target: jax.Array, *, outputs: Outputs, **options: Unpack[Options]
 ) -> LossResult[jax.Array]: ...
 
 

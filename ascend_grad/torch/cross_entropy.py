@@ -22,7 +22,10 @@ from .outputs import Computed, check_outputs, requested
 from .tensors import ERRORS, check_tensors, refuse_jit_trace
 
 if TYPE_CHECKING:
-    from ..option_types import LossOptions, Outputs
+    from torch import Tensor
+
+    from ..option_types import Outputs
+    from .option_types import Options
 
 _LOSS = loss_operators.CROSS_ENTROPY
 _NAME = _LOSS.name
@@ -100,26 +103,14 @@ WORDS = Words("torch.Tensor", "float or torch.Tensor, shape ()", rows="", target
 
 @overload
 def cross_entropy(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    *,
-    ignore_index: int = -100,
-    outputs: tuple[()] = (),
-    **options: Unpack[LossOptions[torch.Tensor, float | torch.Tensor]],
-) -> torch.Tensor: ...
+    input: Tensor, target: Tensor, weight: Tensor | None = None, *, outputs: tuple[()] = (), **options: Unpack[Options]
+) -> Tensor: ...
 
 
 @overload
 def cross_entropy(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    *,
-    ignore_index: int = -100,
-    outputs: Outputs,
-    **options: Unpack[LossOptions[torch.Tensor, float | torch.Tensor]],
-) -> LossResult[torch.Tensor]: ...
+    input: Tensor, target: Tensor, weight: Tensor | None = None, *, outputs: Outputs, **options: Unpack[Options]
+) -> LossResult[Tensor]: ...
 
 
 @with_options(_OPTIONS, WORDS, like=ag.cross_entropy)

@@ -19,6 +19,7 @@ from .positions import loss_of_positions
 from .tensors import ERRORS
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.distributed import ProcessGroup
     from torch.nn import LinearCrossEntropyOptions
 
@@ -42,24 +43,14 @@ _WORDS = Words(
 
 @overload
 def linear_cross_entropy(
-    input: torch.Tensor,
-    linear_weight: torch.Tensor,
-    target: torch.Tensor,
-    *,
-    outputs: tuple[()] = (),
-    **further: Unpack[LinearOptions],
-) -> torch.Tensor: ...
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, outputs: tuple[()] = (), **further: Unpack[LinearOptions]
+) -> Tensor: ...
 
 
 @overload
 def linear_cross_entropy(
-    input: torch.Tensor,
-    linear_weight: torch.Tensor,
-    target: torch.Tensor,
-    *,
-    outputs: Outputs,
-    **further: Unpack[LinearOptions],
-) -> LossResult[torch.Tensor]: ...
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, outputs: Outputs, **further: Unpack[LinearOptions]
+) -> LossResult[Tensor]: ...
 
 
 @with_options(_OPTIONS, _WORDS, like=ag.linear_cross_entropy)
