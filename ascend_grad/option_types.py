@@ -49,11 +49,26 @@ class LinearLossOptions(
     filter_eps: Number
 
 
-class NumpyOptions(TypedDict, Generic[Array, Number], total=False):
-    """Further options of both losses with the names that they have for NumPy."""
+class ClassOptions(TypedDict, Generic[Array], total=False):
+    """Options of both losses with the same names for NumPy and JAX."""
 
     ignore_index: int
     class_weight: Array | None
+
+
+class JaxLossOptions(LossOptions[Array, Number], ClassOptions[Array], Generic[Array, Number], total=False):
+    """Options of the loss of logits in JAX."""
+
+
+class JaxLinearLossOptions(LinearLossOptions[Array, Number], ClassOptions[Array], Generic[Array, Number], total=False):
+    """Options of the loss of a linear layer in JAX."""
+
+    bias: Array | None
+
+
+class NumpyOptions(ClassOptions[Array], Generic[Array, Number], total=False):
+    """Further options of both losses with the names that they have for NumPy."""
+
     grad_loss: Number | Array | None
     backend: str | None
 

@@ -20,7 +20,16 @@ from .._dispatch import backend_choice, checked_backend, prepared
 from ..arguments import MAX_INDEX, check_class, shown
 from ..arrays import has_own_arithmetic, native
 from ..errors import ParamInvalidError, ParamTypeError
-from ..operators.signatures import options_like
+from ..operators.signatures import Words, options_like
+
+_ERRORS = """
+AscendGradError
+    As the function of `ascend_grad`. Values are checked when their block is computed.
+ParamInvalidError
+    161002: chunk sizes are unknown, or there are several chunks along an axis that has to be in one. A computed block
+    has another dtype or shape than its array declares; the message names the block's index.
+"""
+WORDS = Words("dask.array.Array", errors=_ERRORS)
 
 
 def keywords_of(function: Callable) -> dict[str, Any]:

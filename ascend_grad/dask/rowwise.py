@@ -14,7 +14,8 @@ import ascend_grad as ag
 
 from .._call import Operator
 from ..operators import table
-from .arrays import as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in, validated
+from ..operators.signatures import documented
+from .arrays import WORDS, as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in, validated
 
 
 def blockwise(
@@ -61,6 +62,7 @@ def _with_out(function: Callable[..., NDArray], dtype: np.dtype, *arrays: NDArra
     return function(*arrays, out=np.empty(arrays[0].shape, dtype), **settings)
 
 
+@documented(WORDS, like=ag.softmax_backward)
 def softmax_backward(
     grad_output: da.Array | NDArray,
     output: da.Array | NDArray,
@@ -73,9 +75,6 @@ def softmax_backward(
 
     Parameters
     ----------
-    grad_output, output, dim
-        As in `ascend_grad.softmax_backward`; arrays of dask or NumPy, in one chunk along `dim`. If chunks along other
-        axes differ between the two arrays, dask splits both arrays at all chunk borders.
     backend : {"auto", "cpu", "npu", "reference"}, optional
         The backend that computes the blocks. Default: the one set by `use_backend` at the time of this call; if there
         is none, the process that computes a block chooses.
@@ -83,19 +82,11 @@ def softmax_backward(
         Number of threads for each block. The default is 1 since the scheduler computes one block per core at a time.
         None is the default of `ascend_grad.softmax_backward`. The result does not depend on it.
 
-    Returns
-    -------
-    dask.array.Array
-        The result, yet to be computed, of the shape and dtype of `grad_output`.
-
-    Raises
-    ------
-    AscendGradError
-        As `ascend_grad.softmax_backward`, or chunk sizes are unknown, or there are several chunks along `dim`. A
-        block whose dtype or shape differs from its array's is found when it is computed; the message names its index.
-
     Notes
     -----
+    Arrays are of dask or NumPy, in one chunk along `dim`. If chunks along other axes differ between two arrays, dask
+    splits both arrays at all chunk borders. All results of `ascend_grad.dask` are yet to be computed.
+
     There is no `out`, as the result has no memory before it is computed; `dask.array.store` writes it to an existing
     array.
 
@@ -112,6 +103,7 @@ def softmax_backward(
     )
 
 
+@documented(WORDS, like=ag.log_softmax_backward)
 def log_softmax_backward(
     grad_output: da.Array | NDArray,
     output: da.Array | NDArray,
@@ -124,20 +116,8 @@ def log_softmax_backward(
 
     Parameters
     ----------
-    grad_output, output, dim
-        As in `ascend_grad.log_softmax_backward`. Chunks are as in `softmax_backward`.
     backend, num_threads
         As in `softmax_backward`.
-
-    Returns
-    -------
-    dask.array.Array
-        The result, yet to be computed, of the shape and dtype of `grad_output`.
-
-    Raises
-    ------
-    AscendGradError
-        As `ascend_grad.log_softmax_backward` and `softmax_backward`.
 
     Examples
     --------
@@ -153,6 +133,7 @@ def log_softmax_backward(
     )
 
 
+@documented(WORDS, like=ag.scaled_masked_softmax_backward)
 def scaled_masked_softmax_backward(
     grad_output: da.Array | NDArray,
     y: da.Array | NDArray,
@@ -169,20 +150,8 @@ def scaled_masked_softmax_backward(
 
     Parameters
     ----------
-    grad_output, y, mask, scale, fix_triu_mask
-        As in `ascend_grad.scaled_masked_softmax_backward`. Chunks are as in `softmax_backward`.
     backend, num_threads
         As in `softmax_backward`.
-
-    Returns
-    -------
-    dask.array.Array
-        The result, yet to be computed, of the shape and dtype of `grad_output`.
-
-    Raises
-    ------
-    AscendGradError
-        As `ascend_grad.scaled_masked_softmax_backward` and `softmax_backward`.
 
     Examples
     --------
@@ -202,6 +171,7 @@ def scaled_masked_softmax_backward(
     )
 
 
+@documented(WORDS, like=ag.softmax)
 def softmax(
     input: da.Array | NDArray,
     dim: int = -1,
@@ -213,20 +183,8 @@ def softmax(
 
     Parameters
     ----------
-    input, dim
-        As in `ascend_grad.softmax`. Chunks are as in `softmax_backward`.
     backend, num_threads
         As in `softmax_backward`.
-
-    Returns
-    -------
-    dask.array.Array
-        The result, yet to be computed, of the shape and dtype of `input`.
-
-    Raises
-    ------
-    AscendGradError
-        As `ascend_grad.softmax` and `softmax_backward`.
 
     Examples
     --------
@@ -238,6 +196,7 @@ def softmax(
     return blockwise(table.SOFTMAX, {"input": input, "dim": dim}, backend, num_threads)
 
 
+@documented(WORDS, like=ag.log_softmax)
 def log_softmax(
     input: da.Array | NDArray,
     dim: int = -1,
@@ -249,20 +208,8 @@ def log_softmax(
 
     Parameters
     ----------
-    input, dim
-        As in `ascend_grad.log_softmax`. Chunks are as in `softmax_backward`.
     backend, num_threads
         As in `softmax_backward`.
-
-    Returns
-    -------
-    dask.array.Array
-        The result, yet to be computed, of the shape and dtype of `input`.
-
-    Raises
-    ------
-    AscendGradError
-        As `ascend_grad.log_softmax` and `softmax_backward`.
 
     Examples
     --------
@@ -274,6 +221,7 @@ def log_softmax(
     return blockwise(table.LOG_SOFTMAX, {"input": input, "dim": dim}, backend, num_threads)
 
 
+@documented(WORDS, like=ag.scaled_masked_softmax)
 def scaled_masked_softmax(
     x: da.Array | NDArray,
     mask: da.Array | NDArray,
@@ -287,20 +235,8 @@ def scaled_masked_softmax(
 
     Parameters
     ----------
-    x, mask, scale, fix_triu_mask
-        As in `ascend_grad.scaled_masked_softmax`. Chunks are as in `softmax_backward`.
     backend, num_threads
         As in `softmax_backward`.
-
-    Returns
-    -------
-    dask.array.Array
-        The result, yet to be computed, of the shape and dtype of `x`.
-
-    Raises
-    ------
-    AscendGradError
-        As `ascend_grad.scaled_masked_softmax` and `softmax_backward`.
 
     Examples
     --------

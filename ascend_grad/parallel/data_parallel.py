@@ -21,7 +21,7 @@ from .device_sums import DeviceMatrixSum, device_matrix_sum
 from .shard import Shard, check_memory
 from .sums import MatrixSum, VectorSums
 from .transports import collectives
-from .vocabulary_parallel import LOSS_OPTIONS
+from .vocabulary_parallel import LOSS_OPTIONS, linear_cross_entropy
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -44,7 +44,7 @@ class _Prepared(NamedTuple):
     token_sums: VectorSums
 
 
-@with_options(LOSS_OPTIONS)
+@with_options(LOSS_OPTIONS, like=linear_cross_entropy)
 def data_parallel_linear_cross_entropy(
     input_rows: ArrayLike,
     weight: ArrayLike,
@@ -82,9 +82,6 @@ def data_parallel_linear_cross_entropy(
     reduce_weight_grad : True or "scatter", default True
         The weight's gradient is a sum over `comm`. True: every rank gets the whole sum; "scatter": every rank gets the
         sum's rows ``slice(*vocab_range(V, comm.rank, comm.size))``.
-    deterministic
-        As in `linear_cross_entropy`.
-    .. options:: as in `linear_cross_entropy`, with one element for each of this rank's tokens, or row of `weight`
 
     Returns
     -------
@@ -101,14 +98,10 @@ def data_parallel_linear_cross_entropy(
     lse, log_prob, entropy, predicted, correct : ndarray
         The requested outputs: arrays of this rank's tokens, and the number of correct ones of all ranks.
 
-    Raises
-    ------
-    ParamNullptrError, ParamInvalidError, BackendUnavailableError, RankError
-        As in `linear_cross_entropy`. Arguments are compared over the ranks that share them.
-
     Notes
     -----
-    Results and arrays on a device are as in `linear_cross_entropy`.
+    Options have one element for each of this rank's tokens, or row of `weight`. Arguments are compared over the ranks
+    that share them. Results and arrays on a device are as in `linear_cross_entropy`.
 
     The weights have to be the same on all ranks of `comm`; only their shapes are compared. One call makes these
     collective operations on `comm`: a gathering of 1024 bytes from each rank, the sum of two numbers, and the sum of

@@ -23,7 +23,7 @@ from .part_backend import HostBackend
 from .row_statistics import NUMBERS, RowStatistics, empty_part, write_summands
 from .shard import check_memory, facts_of, index, placed
 from .transports import collectives
-from .vocabulary_parallel import WORDS
+from .vocabulary_parallel import WORDS, linear_cross_entropy
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -36,7 +36,7 @@ _NAME = VOCABULARY_PARALLEL_TOP_K.name
 _OPTIONS = options_like(losses.linear_top_k)
 
 
-@with_options(_OPTIONS, WORDS)
+@with_options(_OPTIONS, WORDS, like=linear_cross_entropy)
 def linear_top_k(
     input: ArrayLike,
     weight_shard: ArrayLike,
@@ -54,15 +54,9 @@ def linear_top_k(
 
     Parameters
     ----------
-    input, weight_shard
-        As in `linear_cross_entropy`.
     k : int
         The number of log-probabilities of each row: 1 to 128, and at most the number of entries of the whole
         vocabulary; the same on every rank.
-    comm, vocab_start_index, vocab_size
-        As in `linear_cross_entropy`.
-    .. options:: bias
-    .. options:: as in `ascend_grad.linear_top_k`; only `num_threads` may differ between ranks
 
     Returns
     -------
@@ -73,8 +67,6 @@ def linear_top_k(
 
     Raises
     ------
-    ParamNullptrError, ParamInvalidError, RankError
-        As in `linear_cross_entropy`.
     UnsupportedDeviceError
         361001: arrays are on an Ascend NPU, or it is requested, which does not have this operator.
 

@@ -34,7 +34,7 @@ _GRADIENT_OPTIONS = {name: LOSS_OPTIONS[name] for name in LOSS_OPTIONS if name n
 WORDS = Words(classes=", shape (V of this rank,)")
 
 
-@with_options(LOSS_OPTIONS, WORDS)
+@with_options(LOSS_OPTIONS, WORDS, like=losses.linear_cross_entropy)
 def linear_cross_entropy(
     input: ArrayLike,
     weight_shard: ArrayLike,
@@ -52,6 +52,7 @@ def linear_cross_entropy(
     All ranks of `comm` call it with the same tokens, each with its own rows of the weight. Loss and gradients are what
     `ascend_grad.linear_cross_entropy` computes from the whole weight. All ranks pass `class_weight`, or none, in the
     order of the rows of `weight_shard`; likewise `bias`.
+    The other options are the same on all ranks, but for `num_threads`.
 
     Parameters
     ----------
@@ -74,7 +75,8 @@ def linear_cross_entropy(
     deterministic : bool, default False
         Add in rank order. All ranks then get the same bits, in every run with the same number of ranks.
     .. options:: class_weight bias
-    .. options:: as in `ascend_grad.linear_cross_entropy` and its backward function; only `num_threads` may differ
+    grad_lse, grad_log_prob, grad_entropy : array_like, shape (BT,), optional
+        The gradients with respect to the outputs, as in `ascend_grad.linear_cross_entropy_backward`.
 
     Returns
     -------
@@ -92,8 +94,6 @@ def linear_cross_entropy(
 
     Raises
     ------
-    ParamNullptrError
-        161001: `input`, `weight_shard` or `target` is None.
     ParamInvalidError
         161002: an argument is not as described or differs between ranks, or the shards have gaps or overlap. Arrays
         are on a device, with options that it does not compute.
@@ -149,7 +149,7 @@ def linear_cross_entropy(
     return _solved(VOCABULARY_PARALLEL, arrays, given, comm, vocab_start_index, vocab_size, reduce_input_grad)
 
 
-@with_options(_GRADIENT_OPTIONS, WORDS)
+@with_options(_GRADIENT_OPTIONS, WORDS, like=linear_cross_entropy)
 def linear_cross_entropy_backward(
     input: ArrayLike,
     weight_shard: ArrayLike,
@@ -167,19 +167,15 @@ def linear_cross_entropy_backward(
     """Compute the gradients of `linear_cross_entropy` and of its outputs, for upstream gradients that are known later.
 
     All ranks of `comm` call it with the same tokens, each with its own rows of the weight. The gradients are what
-    `ascend_grad.linear_cross_entropy_backward` computes from the whole weight. The logits are computed again.
+    `ascend_grad.linear_cross_entropy_backward` computes from the whole weight. The logits are computed again. Upstream
+    gradients that are None stand for 0, `grad_loss` among them.
 
     Parameters
     ----------
-    input, weight_shard, target, comm, vocab_start_index, vocab_size
-        As in `linear_cross_entropy`.
     lse : array_like, shape (BT,)
         The output of `linear_cross_entropy` with this name, of any of the four dtypes; the same on every rank.
     entropy : array_like, shape (BT,), optional
         The output with this name. It is required if `grad_entropy` is given.
-    reduce_input_grad, deterministic
-        As in `linear_cross_entropy`.
-    .. options:: as in `linear_cross_entropy`. Upstream gradients that are None stand for 0
 
     Returns
     -------
@@ -189,11 +185,9 @@ def linear_cross_entropy_backward(
     Raises
     ------
     ParamNullptrError
-        161001: `input`, `weight_shard`, `target` or `lse` is None, or `entropy` is None and `grad_entropy` is given.
+        161001: a required array is None, or `entropy` is None and `grad_entropy` is given.
     ParamInvalidError
         161002: all upstream gradients are None, or as in `linear_cross_entropy`.
-    BackendUnavailableError, RankError
-        As in `linear_cross_entropy`.
 
     Notes
     -----

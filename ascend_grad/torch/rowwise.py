@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
+import ascend_grad as ag
+
 from ..arguments import real_number, shown, truth_value
 from ..errors import ParamInvalidError, ParamTypeError
+from ..operators.signatures import documented
 from .operators import apply, is_traced, register_gradient, rowwise, traced_number
-from .tensors import check_tensors
+from .tensors import TENSORS, check_tensors
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -168,32 +171,20 @@ def _converted(operator: str, input: torch.Tensor, dtype: torch.dtype | None) ->
     return input.to(dtype)
 
 
+@documented(TENSORS, like=ag.softmax)
 def softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Compute the softmax along one dimension, like `torch.softmax`.
 
     Parameters
     ----------
-    input : torch.Tensor, shape (...)
-        Rank 0 to 8; float32, float16, bfloat16 or float64. With `dtype` of any real dtype.
-    dim : int, default -1
-        The dimension that sums to one.
     dtype : torch.dtype, optional
-        The dtype that `input` is converted to first: float32, float16, bfloat16 or float64. The gradient has the dtype
-        of `input`.
+        The dtype that `input`, of any real dtype, is converted to first: float32, float16, bfloat16 or float64. The
+        gradient has the dtype of `input`.
 
     Returns
     -------
     torch.Tensor
         A contiguous tensor of `dtype`, by default of the dtype of `input`.
-
-    Raises
-    ------
-    ParamInvalidError
-        161002: a dtype, `dim` or the rank is not as described (a dtype or a kind: its subclass `ParamTypeError`).
-    UnsupportedDeviceError
-        361001: the Ascend NPU of the tensor lacks the operator.
-    BackendUnavailableError
-        The tensor is neither on the CPU nor on a usable Ascend NPU.
 
     Examples
     --------
@@ -205,32 +196,9 @@ def softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None
     return apply(_Softmax, _converted("softmax", input, dtype), dim)
 
 
+@documented(TENSORS, like=softmax)
 def log_softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Compute the natural logarithm of the softmax along one dimension, like `torch.log_softmax`.
-
-    Parameters
-    ----------
-    input : torch.Tensor, shape (...)
-        Rank 0 to 8; float32, float16, bfloat16 or float64. With `dtype` of any real dtype.
-    dim : int, default -1
-        The dimension whose exponentials sum to one.
-    dtype : torch.dtype, optional
-        The dtype that `input` is converted to first: float32, float16, bfloat16 or float64. The gradient has the dtype
-        of `input`.
-
-    Returns
-    -------
-    torch.Tensor
-        A contiguous tensor of `dtype`, by default of the dtype of `input`.
-
-    Raises
-    ------
-    ParamInvalidError
-        161002: a dtype, `dim` or the rank is not as described (a dtype or a kind: its subclass `ParamTypeError`).
-    UnsupportedDeviceError
-        361001: the Ascend NPU of the tensor lacks the operator.
-    BackendUnavailableError
-        The tensor is neither on the CPU nor on a usable Ascend NPU.
 
     Examples
     --------
@@ -242,6 +210,7 @@ def log_softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = 
     return apply(_LogSoftmax, _converted("log_softmax", input, dtype), dim)
 
 
+@documented(TENSORS, like=ag.scaled_masked_softmax)
 def scaled_masked_softmax(
     x: torch.Tensor, mask: torch.Tensor, scale: float = 1.0, fix_triu_mask: bool = False
 ) -> torch.Tensor:
@@ -249,30 +218,9 @@ def scaled_masked_softmax(
 
     Parameters
     ----------
-    x : torch.Tensor, shape (B, N, S1, S2)
-        The input; float32, float16, bfloat16 or float64.
     mask : torch.Tensor of bool, shape (B or 1, N or 1, S1, S2)
         True where the position is masked out. (Masks of `torch.nn.functional.scaled_dot_product_attention` are False
         there.)
-    scale : float, default 1.0
-        Rounded to float32 first, except for float64 tensors.
-    fix_triu_mask : bool, default False
-        Must be False.
-
-    Returns
-    -------
-    torch.Tensor
-        A contiguous tensor of the dtype of `x`.
-
-    Raises
-    ------
-    ParamInvalidError
-        161002: a dtype, a shape or `fix_triu_mask` is not as described (a dtype or a kind: its subclass
-        `ParamTypeError`).
-    UnsupportedDeviceError
-        361001: the Ascend NPU of the tensors lacks the operator.
-    BackendUnavailableError
-        A tensor is neither on the CPU nor on a usable Ascend NPU.
 
     Examples
     --------
@@ -304,31 +252,11 @@ def _scale_of(operator: str, scale: Any, fix_triu_mask: object) -> Any:
     return scale if type(scale) is float else real_number(scale, "scale", operator)
 
 
+@documented(TENSORS, like=ag.softmax_backward)
 def softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int = -1) -> torch.Tensor:
     r"""Compute the gradient with respect to the input of a softmax, like `ascend_grad.softmax_backward`.
 
-    Parameters
-    ----------
-    grad_output : torch.Tensor, shape (...)
-        The gradient with respect to the softmax's result. Rank 0 to 8; float32, float16, bfloat16 or float64.
-    output : torch.Tensor, shape (...)
-        The softmax's result, of the shape and dtype of `grad_output`. Any values are accepted.
-    dim : int, default -1
-        The dimension of the softmax.
-
-    Returns
-    -------
-    torch.Tensor
-        A contiguous tensor of the dtype of `grad_output`. It has gradients of any order with respect to both tensors.
-
-    Raises
-    ------
-    ParamInvalidError
-        161002: a dtype, `dim` or a shape is not as described (a dtype or a kind: its subclass `ParamTypeError`).
-    UnsupportedDeviceError
-        361001: the Ascend NPU of the tensors lacks the operator.
-    BackendUnavailableError
-        A tensor is neither on the CPU nor on a usable Ascend NPU.
+    The result has gradients of any order with respect to both tensors.
 
     Examples
     --------
@@ -341,31 +269,11 @@ def softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int =
     return apply(_SoftmaxBackward, grad_output, output, dim)
 
 
+@documented(TENSORS, like=ag.log_softmax_backward)
 def log_softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int = -1) -> torch.Tensor:
     r"""Compute the gradient with respect to the input of a log-softmax, like `ascend_grad.log_softmax_backward`.
 
-    Parameters
-    ----------
-    grad_output : torch.Tensor, shape (...)
-        The gradient with respect to the log-softmax's result. Rank 0 to 8; float32, float16, bfloat16 or float64.
-    output : torch.Tensor, shape (...)
-        The log-softmax's result (natural logarithms), of the shape and dtype of `grad_output`.
-    dim : int, default -1
-        The dimension of the log-softmax.
-
-    Returns
-    -------
-    torch.Tensor
-        A contiguous tensor of the dtype of `grad_output`. It has gradients of any order with respect to both tensors.
-
-    Raises
-    ------
-    ParamInvalidError
-        161002: a dtype, a shape or `dim` is not as described (a dtype or a kind: its subclass `ParamTypeError`).
-    UnsupportedDeviceError
-        361001: the Ascend NPU of the tensors lacks the operator.
-    BackendUnavailableError
-        A tensor is neither on the CPU nor on a usable Ascend NPU.
+    The result has gradients of any order with respect to both tensors.
 
     Examples
     --------
@@ -378,6 +286,7 @@ def log_softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: i
     return apply(_LogSoftmaxBackward, grad_output, output, dim)
 
 
+@documented(TENSORS, like=ag.scaled_masked_softmax_backward)
 def scaled_masked_softmax_backward(
     grad_output: torch.Tensor,
     y: torch.Tensor,
@@ -387,36 +296,8 @@ def scaled_masked_softmax_backward(
 ) -> torch.Tensor:
     r"""Compute the gradient with respect to the input of a scaled and masked softmax.
 
-    It is `ascend_grad.scaled_masked_softmax_backward` for tensors. The result is exactly 0 where the mask is set.
-
-    Parameters
-    ----------
-    grad_output : torch.Tensor, shape (B, N, S1, S2)
-        The gradient with respect to the forward result; float32, float16, bfloat16 or float64.
-    y : torch.Tensor, shape (B, N, S1, S2)
-        The forward result, of the dtype of `grad_output`.
-    mask : torch.Tensor of bool, shape (B or 1, N or 1, S1, S2)
-        True where the position is masked out.
-    scale : float, default 1.0
-        The factor of the forward call. Rounded to float32 first, except for float64 tensors.
-    fix_triu_mask : bool, default False
-        Must be False.
-
-    Returns
-    -------
-    torch.Tensor
-        A contiguous tensor of the dtype of `grad_output`. It has gradients of any order with respect to `grad_output`
-        and `y`.
-
-    Raises
-    ------
-    ParamInvalidError
-        161002: a dtype, a shape or `fix_triu_mask` is not as described (a dtype or a kind: its subclass
-        `ParamTypeError`).
-    UnsupportedDeviceError
-        361001: the Ascend NPU of the tensors lacks the operator.
-    BackendUnavailableError
-        A tensor is neither on the CPU nor on a usable Ascend NPU.
+    It is `ascend_grad.scaled_masked_softmax_backward` for tensors. The result has gradients of any order with
+    respect to `grad_output` and `y`.
 
     Examples
     --------

@@ -9,6 +9,18 @@ import torch
 
 from ..arguments import shown
 from ..errors import BackendUnavailableError, ParamTypeError
+from ..operators.signatures import Words
+
+#: The exceptions of all functions for tensors.
+ERRORS = """
+ParamInvalidError
+    161002: an argument is not as described (a dtype or kind: its subclass `ParamTypeError`).
+UnsupportedDeviceError
+    361001: the Ascend NPU of the tensors lacks the operator.
+BackendUnavailableError
+    A tensor is neither on the CPU nor on a usable Ascend NPU.
+"""
+TENSORS = Words("torch.Tensor", errors=ERRORS)
 
 # torch has only private functions to ask whether `torch.func` transforms functions, how many modes handle operators or
 # functions, and whether a tensor has storage. Tensors of transforms have no storage. Neither have tensors of the older
