@@ -94,7 +94,8 @@ class _LinearCrossEntropy(Function):
         gradients, ctx.gradients = [each.detach() for each in shared] or ctx.gradients, None
         is_computed = (
             gradients is not None
-            and upstream == [grad_loss]
+            and grad_loss is not None
+            and len(upstream) == 1
             and all(problem[name] or not asked for name, asked in zip(_LOSS.wanted, wanted))
         )
         if not is_computed:

@@ -113,4 +113,5 @@ def results_of(
 
 
 def loss_alone_or_all(result: CrossEntropyOutput) -> torch.Tensor | CrossEntropyOutput:
-    return result if any(each is not None for each in result[1:]) else result.loss
+    loss, *others = result
+    return loss if all(each is None for each in others) else result
