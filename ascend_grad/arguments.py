@@ -20,6 +20,26 @@ MAX_THREADS = max(256, os.cpu_count() or 1)
 MAX_INDEX = sys.maxsize
 
 
+class _Last(int):
+    """The axis -1 as a default, which is told from a -1 that a caller gives."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "-1"
+
+
+#: The default of an axis.
+LAST = _Last(-1)
+
+
+def axis_named_dim(axis: int, dim: int, function: str) -> int:
+    """Return the axis of a call with the keyword `dim`, which is another name of `axis`."""
+    if axis is not LAST:
+        raise TypeError(f"{function}() got axis and dim, which are two names of one argument")
+    return dim
+
+
 def shown(value: object) -> str:
     """Return a value's text for a message: its type and a shortened representation."""
     try:

@@ -16,7 +16,7 @@ from ._call import Call
 from ._dispatch import Explanation, prepared, requested
 from ._loss_checks import least_workspace
 from ._version import __version__
-from .arguments import shown
+from .arguments import axis_named_dim, shown
 from .backends import DEVICES, backends, cpu
 from .errors import MissingKernelError, ParamInvalidError, ProcessEndingError
 from .operators import functions, losses
@@ -43,6 +43,8 @@ def _arguments(op_name: str, args: tuple, kwargs: dict) -> dict[str, Any]:
     except TypeError as error:
         raise TypeError(f"{op_name}: {error}") from None
     bound.apply_defaults()
+    if bound.arguments.get("dim") is not None:
+        bound.arguments["axis"] = axis_named_dim(bound.arguments["axis"], bound.arguments["dim"], op_name)
     return bound.arguments
 
 

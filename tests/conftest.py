@@ -221,9 +221,9 @@ class Engine:
             hypothesis.reject()
         raise RefusedAsExpectedError
 
-    def assert_right(self, problem: Problem, result: np.ndarray, *, dim: int | None = None) -> None:
+    def assert_right(self, problem: Problem, result: np.ndarray, *, axis: int | None = None) -> None:
         """Check that every element is within its bound, and record the largest error for the report after the run."""
-        settings = problem.settings if dim is None else problem.settings | {"dim": dim}
+        settings = problem.settings if axis is None else problem.settings | {"axis": axis}
         self.assert_within(
             oracles.expected(problem.operator, problem.arrays, **settings, out_dtype=result.dtype.newbyteorder("=")),
             problem,

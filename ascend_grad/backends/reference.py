@@ -60,10 +60,10 @@ def scaled_masked_softmax(x, mask, scale):
 # ---- row-wise operators: from calls to rows, from rows to results ----------------------------------------------------
 
 
-def _rows(array: np.ndarray, dim: int) -> np.ndarray:
+def _rows(array: np.ndarray, axis: int) -> np.ndarray:
     """Return the values in float64 (a mask stays bool) with rows along the last axis. Rank 0 counts as rank 1."""
     wide = array if array.dtype == np.bool_ else array.astype(np.float64)
-    return np.ascontiguousarray(np.moveaxis(np.atleast_1d(wide), dim, -1))
+    return np.ascontiguousarray(np.moveaxis(np.atleast_1d(wide), axis, -1))
 
 
 def _run_rowwise(call: Call) -> np.ndarray:
@@ -73,13 +73,13 @@ def _run_rowwise(call: Call) -> np.ndarray:
     dtype = arrays.native(call.arrays[0].dtype)
     if out.size == 0:
         return out
-    dim = call.arguments.get("dim", -1)
+    axis = call.arguments.get("axis", -1)
     settings = {}
     with np.errstate(all="ignore"):
         if "scale" in call.arguments:
             settings["scale"] = arrays.accumulator_dtype(dtype).type(call.arguments["scale"])
-        values = globals()[call.operator.name](*(_rows(array, dim) for array in call.arrays), **settings)
-        values = np.moveaxis(values, -1, dim).reshape(out.shape)
+        values = globals()[call.operator.name](*(_rows(array, axis) for array in call.arrays), **settings)
+        values = np.moveaxis(values, -1, axis).reshape(out.shape)
     arrays.round_into(out, values)
     return out
 
@@ -278,8 +278,8 @@ class _LayerLoss(_Loss):
 class _LogitsLoss(_Loss):
     """A loss of logits, which lie along one dimension of the input."""
 
-    def __init__(self, input: np.ndarray, dim: int, arguments: dict[str, Any]):
-        self._logits = _rows(input, dim)
+    def __init__(self, input: np.ndarray, axis: int, arguments: dict[str, Any]):
+        self._logits = _rows(input, axis)
         self._shape, vocabulary = self._logits.shape, self._logits.shape[-1]
         count = math.prod(self._shape[:-1])
         self._logits = self._logits.reshape(count, vocabulary)
@@ -295,14 +295,14 @@ class _LogitsLoss(_Loss):
     def add(self, rows, gradient):
         self._gradient[rows] = gradient / self._temperature[rows]
 
-    def input_grad(self, like: np.ndarray, dim: int) -> np.ndarray:
+    def input_grad(self, like: np.ndarray, axis: int) -> np.ndarray:
         """Return the gradient in the layout of the input."""
-        return np.moveaxis(self._gradient.reshape(self._shape), -1, dim).reshape(like.shape)
+        return np.moveaxis(self._gradient.reshape(self._shape), -1, axis).reshape(like.shape)
 
 
-def cross_entropy(input, dim, **arguments):
-    loss = _LogitsLoss(input, dim, arguments)
-    return {**loss.results(), "input_grad": loss.input_grad(input, dim)}
+def cross_entropy(input, axis, **arguments):
+    loss = _LogitsLoss(input, axis, arguments)
+    return {**loss.results(), "input_grad": loss.input_grad(input, axis)}
 
 
 def linear_cross_entropy(input, weight, **arguments):

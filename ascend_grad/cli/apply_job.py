@@ -66,7 +66,7 @@ class Job:
 
     def reduced_axis(self, call: Call) -> int:
         """Return the axis along which a part of the result needs whole rows."""
-        return call.arguments.get("dim", len(call.arrays[0].shape) - 1)
+        return call.arguments.get("axis", len(call.arrays[0].shape) - 1)
 
     def description(self) -> dict[str, Any]:
         """Return everything that decides on the result except the contents of the sources, as JSON takes it."""

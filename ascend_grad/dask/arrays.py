@@ -34,7 +34,7 @@ WORDS = Words("dask.array.Array", errors=_ERRORS)
 
 def keywords_of(function: Callable) -> dict[str, Any]:
     """Return the keyword arguments of a function for NumPy's arrays as that for dask's arrays has them."""
-    return options_like(function, ("out",)) | {"num_threads": 1}
+    return options_like(function, ("out", "dim")) | {"num_threads": 1}
 
 
 def as_dask_arrays(values: dict[str, Any], names: Iterable[str], operator: Operator) -> dict[str, da.Array]:

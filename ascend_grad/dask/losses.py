@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 import ascend_grad as ag
 
+from ..arguments import LAST, axis_named_dim
 from ..operators.results import LinearTopK, LossResult
 from ..operators.signatures import completed, documented, with_options
 from ..operators.table import CROSS_ENTROPY, LINEAR_CROSS_ENTROPY, LINEAR_TOP_K
@@ -29,7 +30,9 @@ _OF_LOGITS, _OF_LAYER = keywords_of(ag.cross_entropy), keywords_of(ag.linear_cro
 def cross_entropy(
     input: da.Array | NDArray,
     target: da.Array | NDArray,
-    dim: int = -1,
+    axis: int = LAST,
+    *,
+    dim: int | None = None,
     **options: Unpack[DaskLossOptions[da.Array | NDArray, float]],
 ) -> LossResult[da.Array]:
     r"""Compute the cross-entropy loss of logits and its gradient, like `ascend_grad.cross_entropy`.
@@ -40,7 +43,7 @@ def cross_entropy(
     Parameters
     ----------
     input : dask.array.Array, shape (...)
-        The logits, in one chunk along `dim`. Arrays of rows are rechunked to its chunks; every task holds
+        The logits, in one chunk along `axis`. Arrays of rows are rechunked to its chunks; every task holds
         `class_weight`.
     backend, num_threads
         As in `softmax_backward`.
@@ -69,7 +72,9 @@ def cross_entropy(
     array([[-0.375,  0.125,  0.125,  0.125],
            [ 0.125,  0.125,  0.125, -0.375]])
     """
-    values = {"input": input, "target": target, "dim": dim, **completed(options, _OF_LOGITS, "cross_entropy")}
+    if dim is not None:
+        axis = axis_named_dim(axis, dim, "cross_entropy")
+    values = {"input": input, "target": target, "axis": axis, **completed(options, _OF_LOGITS, "cross_entropy")}
     lists = {name: np.asarray(values[name]) for name in OR_NUMBERS if isinstance(values[name], (list, tuple))}
     return loss(CROSS_ENTROPY, values | lists, in_pairs=False)
 

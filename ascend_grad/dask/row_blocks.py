@@ -71,7 +71,7 @@ def row_blocks(operator: Operator, values: dict[str, Any], num_threads: int | No
     given = [*operator.array_names, *(name for name in operator.optional_names if _is_array(values, name))]
     arrays = as_dask_arrays(values, given, operator)
     call = validated(operator, values | _stand_ins(operator, arrays), num_threads)
-    axis = call.arguments.get("dim", 1)
+    axis = call.arguments.get("axis", 1)
     if arrays["input"].ndim:
         check_one_chunk(arrays["input"], axis, "input", operator)
     for number in range(2 if "weight" in arrays else 0):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 import ascend_grad as ag
 
 from .._call import Operator
+from ..arguments import LAST, axis_named_dim
 from ..operators import table
 from ..operators.signatures import documented
 from .arrays import WORDS, as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in, validated
@@ -35,7 +36,7 @@ def blockwise(
     operands: list[Any] = []
     for name, array in arrays.items():
         if rank:
-            check_one_chunk(array, call.arguments.get("dim", rank - 1), name, operator)
+            check_one_chunk(array, call.arguments.get("axis", rank - 1), name, operator)
         # dask matches blocks by these indices. An axis of length 1, as a mask may have, is broadcast to all blocks.
         # dask recognizes such an axis by its number of chunks, and empty chunks count, too: hence one chunk.
         array = array.rechunk({axis: -1 for axis, length in enumerate(array.shape) if length < 2})
@@ -66,8 +67,9 @@ def _with_out(function: Callable[..., NDArray], dtype: np.dtype, *arrays: NDArra
 def softmax_backward(
     grad_output: da.Array | NDArray,
     output: da.Array | NDArray,
-    dim: int = -1,
+    axis: int = LAST,
     *,
+    dim: int | None = None,
     backend: str | None = None,
     num_threads: int | None = 1,
 ) -> da.Array:
@@ -84,7 +86,7 @@ def softmax_backward(
 
     Notes
     -----
-    Arrays are of dask or NumPy, in one chunk along `dim`. If chunks along other axes differ between two arrays, dask
+    Arrays are of dask or NumPy, in one chunk along `axis`. If chunks along other axes differ between two arrays, dask
     splits both arrays at all chunk borders. All results of `ascend_grad.dask` are yet to be computed.
 
     There is no `out`, as the result has no memory before it is computed; `dask.array.store` writes it to an existing
@@ -98,8 +100,10 @@ def softmax_backward(
     >>> agd.softmax_backward(da.eye(4, chunks=4)[:, :2].rechunk((2, 2)), y).compute()[0]
     array([ 0.25, -0.25])
     """
+    if dim is not None:
+        axis = axis_named_dim(axis, dim, "softmax_backward")
     return blockwise(
-        table.SOFTMAX_BACKWARD, {"grad_output": grad_output, "output": output, "dim": dim}, backend, num_threads
+        table.SOFTMAX_BACKWARD, {"grad_output": grad_output, "output": output, "axis": axis}, backend, num_threads
     )
 
 
@@ -107,8 +111,9 @@ def softmax_backward(
 def log_softmax_backward(
     grad_output: da.Array | NDArray,
     output: da.Array | NDArray,
-    dim: int = -1,
+    axis: int = LAST,
     *,
+    dim: int | None = None,
     backend: str | None = None,
     num_threads: int | None = 1,
 ) -> da.Array:
@@ -128,8 +133,10 @@ def log_softmax_backward(
     ... ]
     array([0., 0.])
     """
+    if dim is not None:
+        axis = axis_named_dim(axis, dim, "log_softmax_backward")
     return blockwise(
-        table.LOG_SOFTMAX_BACKWARD, {"grad_output": grad_output, "output": output, "dim": dim}, backend, num_threads
+        table.LOG_SOFTMAX_BACKWARD, {"grad_output": grad_output, "output": output, "axis": axis}, backend, num_threads
     )
 
 
@@ -174,8 +181,9 @@ def scaled_masked_softmax_backward(
 @documented(WORDS, like=ag.softmax)
 def softmax(
     input: da.Array | NDArray,
-    dim: int = -1,
+    axis: int = LAST,
     *,
+    dim: int | None = None,
     backend: str | None = None,
     num_threads: int | None = 1,
 ) -> da.Array:
@@ -193,14 +201,17 @@ def softmax(
     >>> agd.softmax(da.zeros((4, 2), chunks=(2, 2)))
     dask.array<softmax, shape=(4, 2), dtype=float64, chunksize=(2, 2), chunktype=numpy.ndarray>
     """
-    return blockwise(table.SOFTMAX, {"input": input, "dim": dim}, backend, num_threads)
+    if dim is not None:
+        axis = axis_named_dim(axis, dim, "softmax")
+    return blockwise(table.SOFTMAX, {"input": input, "axis": axis}, backend, num_threads)
 
 
 @documented(WORDS, like=ag.log_softmax)
 def log_softmax(
     input: da.Array | NDArray,
-    dim: int = -1,
+    axis: int = LAST,
     *,
+    dim: int | None = None,
     backend: str | None = None,
     num_threads: int | None = 1,
 ) -> da.Array:
@@ -218,7 +229,9 @@ def log_softmax(
     >>> agd.log_softmax(da.zeros((4, 2), chunks=(2, 2))).compute()[0].round(3)
     array([-0.693, -0.693])
     """
-    return blockwise(table.LOG_SOFTMAX, {"input": input, "dim": dim}, backend, num_threads)
+    if dim is not None:
+        axis = axis_named_dim(axis, dim, "log_softmax")
+    return blockwise(table.LOG_SOFTMAX, {"input": input, "axis": axis}, backend, num_threads)
 
 
 @documented(WORDS, like=ag.scaled_masked_softmax)

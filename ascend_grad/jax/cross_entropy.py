@@ -9,6 +9,7 @@ import jax
 import ascend_grad as ag
 
 from .. import _xla_cross_entropy
+from ..arguments import LAST, axis_named_dim
 from ..operators.results import LossResult
 from ..operators.signatures import completed, options_of, with_options
 from .arrays import WORDS
@@ -25,13 +26,25 @@ _OPTIONS = options_of(of_logits=True)
 
 @overload
 def cross_entropy(
-    input: jax.Array, target: jax.Array, dim: int = -1, *, outputs: tuple[()] = (), **options: Unpack[Options]
+    input: jax.Array,
+    target: jax.Array,
+    axis: int = -1,
+    *,
+    dim: int | None = None,
+    outputs: tuple[()] = (),
+    **options: Unpack[Options],
 ) -> jax.Array: ...
 
 
 @overload
 def cross_entropy(
-    input: jax.Array, target: jax.Array, dim: int = -1, *, outputs: Outputs, **options: Unpack[Options]
+    input: jax.Array,
+    target: jax.Array,
+    axis: int = -1,
+    *,
+    dim: int | None = None,
+    outputs: Outputs,
+    **options: Unpack[Options],
 ) -> LossResult[jax.Array]: ...
 
 
@@ -39,8 +52,9 @@ def cross_entropy(
 def cross_entropy(
     input: jax.Array,
     target: jax.Array,
-    dim: int = -1,
+    axis: int = LAST,
     *,
+    dim: int | None = None,
     reduction: Literal["mean", "sum", "none"] = "mean",
     ignore_index: int = -100,
     num_threads: int | None = None,
@@ -79,6 +93,8 @@ def cross_entropy(
     Array([[-0.375,  0.125,  0.125,  0.125],
            [ 0.125,  0.125,  0.125, -0.375]], dtype=float32)
     """
-    values = {"input": input, "target": target, "dim": dim, "reduction": reduction, "ignore_index": ignore_index}
+    if dim is not None:
+        axis = axis_named_dim(axis, dim, "cross_entropy")
+    values = {"input": input, "target": target, "axis": axis, "reduction": reduction, "ignore_index": ignore_index}
     values |= completed(options, _OPTIONS, "cross_entropy")
     return loss("cross_entropy", {**values, "num_threads": num_threads})

@@ -182,9 +182,9 @@ def loss(operator: str, values: dict[str, Any]) -> Any:
     if not arrays["input"].ndim:
         arrays["input"] = arrays["input"].reshape(1)
     input = arrays["input"]
-    axis = int(others.get("dim", -1)) % input.ndim - input.ndim
-    if "dim" in others:
-        constants["dim"] = axis
+    axis = int(others.get("axis", -1)) % input.ndim - input.ndim
+    if "axis" in others:
+        constants["axis"] = axis
     rows = rows_of(input, axis)
     for name in _NUMBERS_OR_ROWS:
         if name in arrays and not arrays[name].ndim:  # one number holds for all rows

@@ -13,6 +13,7 @@ import numpy as np
 import ascend_grad as ag
 
 from .. import _xla_rowwise
+from ..arguments import LAST, axis_named_dim
 from ..operators.signatures import documented
 from .arrays import WORDS, as_array, check
 from .meshes import aligned, compiled_call, sharded_as
@@ -21,10 +22,10 @@ _TARGET = "ascend_grad_rowwise"
 jax.ffi.register_ffi_target(_TARGET, _xla_rowwise.handler(), platform="cpu")
 
 
-def _compute(operator: str, *arrays: jax.Array, dim: int = -1, scale: float = 1.0) -> jax.Array:
-    """Call the compiled kernels. `dim` is negative, so that vmap can add batch dimensions in front."""
+def _compute(operator: str, *arrays: jax.Array, axis: int = -1, scale: float = 1.0) -> jax.Array:
+    """Call the compiled kernels. `axis` is negative, so that vmap can add batch dimensions in front."""
     result = jax.ShapeDtypeStruct(arrays[0].shape, arrays[0].dtype)
-    settings = {"operator": operator, "dim": np.int64(dim), "scale": np.float64(scale)}
+    settings = {"operator": operator, "axis": np.int64(axis), "scale": np.float64(scale)}
     return compiled_call(_TARGET, [result], arrays, settings, takes_batches=True)[0]
 
 
@@ -32,10 +33,10 @@ def _compute(operator: str, *arrays: jax.Array, dim: int = -1, scale: float = 1.
 # The gradient of a gradient is composed of the same operators and of JAX's own.
 
 
-def _softmax_backward_wrt_output(grad: jax.Array, grad_output: jax.Array, output: jax.Array, dim: int) -> jax.Array:
+def _softmax_backward_wrt_output(grad: jax.Array, grad_output: jax.Array, output: jax.Array, axis: int) -> jax.Array:
     """Compute the gradient of (g - sum(g*y)) * y with respect to y."""
-    row_sum = jnp.sum(grad_output * output, dim, keepdims=True)
-    return grad * (grad_output - row_sum) - grad_output * jnp.sum(grad * output, dim, keepdims=True)
+    row_sum = jnp.sum(grad_output * output, axis, keepdims=True)
+    return grad * (grad_output - row_sum) - grad_output * jnp.sum(grad * output, axis, keepdims=True)
 
 
 def _with_gradients(operator: str, backward_of_backward: Callable) -> tuple[Callable, Callable]:
@@ -68,13 +69,15 @@ def _with_gradients(operator: str, backward_of_backward: Callable) -> tuple[Call
     return forward, backward
 
 
-def _softmax_backward_backward(grad, grad_output, output, dim):
-    return _softmax_backward(("dim", dim), grad, output), _softmax_backward_wrt_output(grad, grad_output, output, dim)
+def _softmax_backward_backward(grad, grad_output, output, axis):
+    return _softmax_backward(("axis", axis), grad, output), _softmax_backward_wrt_output(
+        grad, grad_output, output, axis
+    )
 
 
-def _log_softmax_backward_backward(grad, grad_output, output, dim):
+def _log_softmax_backward_backward(grad, grad_output, output, axis):
     scaled = grad * jnp.exp(output)  # factor in both gradients of g - sum(g) * exp(y)
-    return grad - jnp.sum(scaled, dim, keepdims=True), -jnp.sum(grad_output, dim, keepdims=True) * scaled
+    return grad - jnp.sum(scaled, axis, keepdims=True), -jnp.sum(grad_output, axis, keepdims=True) * scaled
 
 
 def _scaled_masked_softmax_backward_backward(grad, grad_output, y, mask, scale):
@@ -95,7 +98,7 @@ _FORWARD = {
 
 
 def _call(operator: str, arrays: dict[str, Any], **settings: Any) -> jax.Array:
-    """Check and compute an operator. A dimension is counted from the end, as a negative number."""
+    """Check and compute an operator. An axis is counted from the end, as a negative number."""
     found = {name: as_array(each, name, operator) for name, each in arrays.items()}
     arguments, _ = check(operator, found, **settings)
     ((name, _),) = settings.items()
@@ -108,7 +111,7 @@ def _call(operator: str, arrays: dict[str, Any], **settings: Any) -> jax.Array:
 
 
 @documented(WORDS, like=ag.softmax)
-def softmax(input: jax.Array, dim: int = -1) -> jax.Array:
+def softmax(input: jax.Array, axis: int = LAST, *, dim: int | None = None) -> jax.Array:
     """Compute the softmax along one dimension, like `ascend_grad.softmax` and `jax.nn.softmax`.
 
     Examples
@@ -118,11 +121,13 @@ def softmax(input: jax.Array, dim: int = -1) -> jax.Array:
     >>> agj.softmax(jnp.zeros(2))
     Array([0.5, 0.5], dtype=float32)
     """
-    return _call("softmax", {"input": input}, dim=dim)
+    if dim is not None:
+        axis = axis_named_dim(axis, dim, "softmax")
+    return _call("softmax", {"input": input}, axis=axis)
 
 
 @documented(WORDS, like=ag.log_softmax)
-def log_softmax(input: jax.Array, dim: int = -1) -> jax.Array:
+def log_softmax(input: jax.Array, axis: int = LAST, *, dim: int | None = None) -> jax.Array:
     """Compute the natural logarithm of the softmax, like `ascend_grad.log_softmax` and `jax.nn.log_softmax`.
 
     Examples
@@ -132,7 +137,9 @@ def log_softmax(input: jax.Array, dim: int = -1) -> jax.Array:
     >>> jnp.exp(agj.log_softmax(jnp.zeros(2)))
     Array([0.5, 0.5], dtype=float32)
     """
-    return _call("log_softmax", {"input": input}, dim=dim)
+    if dim is not None:
+        axis = axis_named_dim(axis, dim, "log_softmax")
+    return _call("log_softmax", {"input": input}, axis=axis)
 
 
 @documented(WORDS, like=ag.scaled_masked_softmax)

@@ -8,6 +8,7 @@ from typing import Any
 from numpy.typing import ArrayLike, NDArray
 
 from .._dispatch import run
+from ..arguments import LAST, axis_named_dim
 from . import table
 from .results import OnlineMaxSum
 from .signatures import documented
@@ -16,15 +17,16 @@ from .signatures import documented
 def softmax_backward(
     grad_output: ArrayLike,
     output: ArrayLike,
-    dim: int = -1,
+    axis: int = LAST,
     *,
+    dim: int | None = None,
     out: NDArray | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> NDArray:
     r"""Compute the gradient with respect to the input of a softmax.
 
-    .. math:: \mathrm{out} = (g - \sum_{\mathrm{dim}} g\,y)\; y
+    .. math:: \mathrm{out} = (g - \sum_{\mathrm{axis}} g\,y)\; y
 
     Parameters
     ----------
@@ -32,8 +34,10 @@ def softmax_backward(
         The gradient :math:`g` with respect to the result. Rank 0 to 8; float32, float16, bfloat16 or float64.
     output : array_like, shape (...)
         The softmax's result :math:`y`, of the shape and dtype of `grad_output`. Any values are accepted.
-    dim : int, default -1
-        The axis of the softmax.
+    axis : int, default -1
+        The axis of the softmax. (The default of SciPy's functions is all axes.)
+    dim : int, optional
+        Another name of `axis`.
     out : ndarray or tensor, optional
         The array for the result, which is returned instead of a new, C-contiguous one: of the result's shape, any
         strides, and any of the four floating dtypes (the accumulator is rounded once, to that dtype). It may be one of
@@ -87,22 +91,25 @@ def softmax_backward(
     >>> ag.softmax_backward(np.array([[1.0, 0.0]]), y)
     array([[ 0.1875, -0.1875]])
     """
-    return run(table.SOFTMAX_BACKWARD, [grad_output, output, dim], out, backend, num_threads)
+    if dim is not None:
+        axis = axis_named_dim(axis, dim, "softmax_backward")
+    return run(table.SOFTMAX_BACKWARD, [grad_output, output, axis], out, backend, num_threads)
 
 
 @documented(like=softmax_backward)
 def log_softmax_backward(
     grad_output: ArrayLike,
     output: ArrayLike,
-    dim: int = -1,
+    axis: int = LAST,
     *,
+    dim: int | None = None,
     out: NDArray | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> NDArray:
     r"""Compute the gradient with respect to the input of a log-softmax.
 
-    .. math:: \mathrm{out} = g - e^{y} \sum_{\mathrm{dim}} g
+    .. math:: \mathrm{out} = g - e^{y} \sum_{\mathrm{axis}} g
 
     Parameters
     ----------
@@ -120,7 +127,9 @@ def log_softmax_backward(
     >>> ag.log_softmax_backward(np.array([1.0, 0.0]), np.log([0.25, 0.75]))
     array([ 0.75, -0.75])
     """
-    return run(table.LOG_SOFTMAX_BACKWARD, [grad_output, output, dim], out, backend, num_threads)
+    if dim is not None:
+        axis = axis_named_dim(axis, dim, "log_softmax_backward")
+    return run(table.LOG_SOFTMAX_BACKWARD, [grad_output, output, axis], out, backend, num_threads)
 
 
 @documented(like=softmax_backward)
@@ -175,8 +184,9 @@ def scaled_masked_softmax_backward(
 @documented(like=softmax_backward)
 def softmax(
     input: ArrayLike,
-    dim: int = -1,
+    axis: int = LAST,
     *,
+    dim: int | None = None,
     out: NDArray | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
@@ -187,7 +197,7 @@ def softmax(
     ----------
     input : array_like, shape (...)
         The logits. Rank 0 to 8; float32, float16, bfloat16 or float64.
-    dim : int, default -1
+    axis : int, default -1
         The axis of the softmax.
 
     Returns
@@ -206,14 +216,17 @@ def softmax(
     >>> ag.softmax([0.0, 0.0])
     array([0.5, 0.5])
     """
-    return run(table.SOFTMAX, [input, dim], out, backend, num_threads)
+    if dim is not None:
+        axis = axis_named_dim(axis, dim, "softmax")
+    return run(table.SOFTMAX, [input, axis], out, backend, num_threads)
 
 
 @documented(like=softmax)
 def log_softmax(
     input: ArrayLike,
-    dim: int = -1,
+    axis: int = LAST,
     *,
+    dim: int | None = None,
     out: NDArray | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
@@ -231,7 +244,9 @@ def log_softmax(
     >>> np.exp(ag.log_softmax([0.0, 0.0]))
     array([0.5, 0.5])
     """
-    return run(table.LOG_SOFTMAX, [input, dim], out, backend, num_threads)
+    if dim is not None:
+        axis = axis_named_dim(axis, dim, "log_softmax")
+    return run(table.LOG_SOFTMAX, [input, axis], out, backend, num_threads)
 
 
 @documented(like=scaled_masked_softmax_backward)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from numpy.typing import ArrayLike, NDArray
 
 from .._dispatch import run
+from ..arguments import LAST, axis_named_dim
 from . import table
 from .functions import fused_linear_cross_entropy_loss_grad, softmax_backward
 from .options import OUTPUTS
@@ -21,8 +22,9 @@ _OUTPUTS = table.CROSS_ENTROPY.slots["outputs"]
 def cross_entropy(
     input: ArrayLike,
     target: ArrayLike,
-    dim: int = -1,
+    axis: int = LAST,
     *,
+    dim: int | None = None,
     reduction: Literal["mean", "sum", "none"] = "mean",
     ignore_index: int = -100,
     class_weight: ArrayLike | None = None,
@@ -44,7 +46,7 @@ def cross_entropy(
 ) -> LossResult[NDArray]:
     r"""Compute the cross-entropy loss of logits and its gradient in one pass over the rows.
 
-    A row is all of `input` along `dim`, of :math:`V` logits :math:`x`. With :math:`z = x / \mathrm{temperature}`,
+    A row is all of `input` along `axis`, of :math:`V` logits :math:`x`. With :math:`z = x / \mathrm{temperature}`,
     :math:`\mathrm{lse} = \log \sum_v e^{z_v}`, class weights :math:`c`, a token weight :math:`r`, the smoothing
     :math:`s` and targets :math:`t_k` of probabilities :math:`q_k`, the loss of a row is
 
@@ -58,9 +60,9 @@ def cross_entropy(
     input : array_like, shape (...)
         The logits :math:`x`. Rank 0 to 8, any strides; float32, float16, bfloat16 or float64.
     target : array_like of int32 or int64
-        The index of each row's target, or `ignore_index`: the shape of `input` without `dim`. With `target_prob` there
+        The index of each row's target, or `ignore_index`: the shape of `input` without `axis`. With `target_prob` there
         is one more axis, the last one, of :math:`K` targets.
-    dim : int, default -1
+    axis : int, default -1
         The axis of the classes.
     reduction : {"mean", "sum", "none"}, default "mean"
         The loss is a weighted mean or the sum over the rows that are not ignored, or one number per row, 0 for ignored
@@ -136,8 +138,10 @@ def cross_entropy(
     >>> ag.cross_entropy(np.eye(2), np.array([0, 0]), return_grad=False, outputs=("correct",)).correct
     array(1)
     """
+    if dim is not None:
+        axis = axis_named_dim(axis, dim, "cross_entropy")
     values: list[Any] = [
-        input, target, dim, reduction, ignore_index, class_weight, token_weight, target_prob, label_smoothing,
+        input, target, axis, reduction, ignore_index, class_weight, token_weight, target_prob, label_smoothing,
         lse_square_scale, temperature, denominator, grad_loss, grad_lse, grad_log_prob, grad_entropy, outputs,
         return_grad
     ]  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._call import ACCUMULATOR, Check, Operator, Result
 from .._checks import (
-    DimInRange,
+    AxisInRange,
     Dtype,
     Floating,
     Integer,
@@ -67,7 +67,7 @@ from .options import (
 SOFTMAX_BACKWARD = Operator(
     "softmax_backward",
     "aclnnSoftmaxBackward",
-    "grad_output output dim",
+    "grad_output output axis",
     family="rowwise",
     kernels="softmax_backward",
     operands="grad_output output",
@@ -75,7 +75,7 @@ SOFTMAX_BACKWARD = Operator(
     checks=[
         NotNone(),
         Floating("grad_output", "output"),
-        DimInRange("grad_output"),
+        AxisInRange("grad_output"),
         Rank("grad_output", 0, MAX_RANK),
         SameShape("grad_output", "output"),
     ],
@@ -84,7 +84,7 @@ SOFTMAX_BACKWARD = Operator(
 LOG_SOFTMAX_BACKWARD = Operator(
     "log_softmax_backward",
     "aclnnLogSoftmaxBackward",
-    "grad_output output dim",
+    "grad_output output axis",
     family="rowwise",
     kernels="log_softmax_backward",
     operands="grad_output output",
@@ -94,7 +94,7 @@ LOG_SOFTMAX_BACKWARD = Operator(
         Floating("grad_output", "output"),
         Rank("grad_output", 0, MAX_RANK),
         SameShape("grad_output", "output"),
-        DimInRange("grad_output"),
+        AxisInRange("grad_output"),
     ],
     results=[Result("result", like="grad_output")],
 )
@@ -124,23 +124,23 @@ SCALED_MASKED_SOFTMAX_BACKWARD = Operator(
 SOFTMAX = Operator(
     "softmax",
     "aclnnSoftmax",
-    "input dim",
+    "input axis",
     family="rowwise",
     kernels="softmax",
     operands="input",
     arrays="input",
-    checks=[NotNone(), Floating("input", converts=True), DimInRange("input"), Rank("input", 0, MAX_RANK)],
+    checks=[NotNone(), Floating("input", converts=True), AxisInRange("input"), Rank("input", 0, MAX_RANK)],
     results=[Result("result", like="input")],
 )
 LOG_SOFTMAX = Operator(
     "log_softmax",
     "aclnnLogSoftmax",
-    "input dim",
+    "input axis",
     family="rowwise",
     kernels="log_softmax",
     operands="input",
     arrays="input",
-    checks=[NotNone(), DimInRange("input"), Floating("input", converts=True), Rank("input", 0, MAX_RANK)],
+    checks=[NotNone(), AxisInRange("input"), Floating("input", converts=True), Rank("input", 0, MAX_RANK)],
     results=[Result("result", like="input")],
 )
 SCALED_MASKED_SOFTMAX = Operator(
@@ -449,7 +449,7 @@ _UPSTREAM = f"grad_loss {' '.join(OUTPUT_GRADIENTS)}"
 CROSS_ENTROPY = Operator(
     "cross_entropy",
     None,
-    f"input target dim reduction ignore_index {_OF_LOGITS} {_UPSTREAM} outputs return_grad",
+    f"input target axis reduction ignore_index {_OF_LOGITS} {_UPSTREAM} outputs return_grad",
     family="losses",
     kernels="cross_entropy",
     arrays="input target",
@@ -461,7 +461,7 @@ CROSS_ENTROPY = Operator(
         Floating("input", converts=True),
         Classes("target"),
         Floating("target_prob"),
-        DimInRange("input"),
+        AxisInRange("input"),
         Rank("input", 0, MAX_RANK),
         Targets("target", "target_prob", "rows"),
         NonemptyVocabulary("input"),

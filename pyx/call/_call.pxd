@@ -101,7 +101,7 @@ cdef class Call:
     cdef object first_there, second_there  # for a call on a device: the arrays of `out` on the device
     cdef int device_id  # number of the device that has the arrays; -1: the host
     cdef bint has_out  # the caller gave `out`
-    cdef int axis  # `dim`, not negative; -1: the operator has none
+    cdef int axis  # not negative; -1: the operator has none
     cdef list origins  # types of arrays before conversion; None: all arguments are exact NumPy arrays, or no arrays
     cdef ArrayType kind  # type of the results; None: NumPy
     cdef object first_given, second_given  # the caller's entries of `out` that were converted from another library

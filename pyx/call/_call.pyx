@@ -113,7 +113,7 @@ cdef class Result:
         The parameter whose dtype and shape the result has, unless `dtype` or `dims` is given.
     dims : tuple of str, optional
         The result's shape, as names of sizes of the call; ``"bits of BT"`` is the bytes that hold BT bits. ``("rows",)`` is
-        the shape of `like` without the axis ``dim``.
+        the shape of `like` without the axis.
     dtype : ACCUMULATOR or numpy.dtype, optional
         The result's dtype, if it is not the dtype of `like`.
     asked_by : tuple of str, (str, int) or (str, str)

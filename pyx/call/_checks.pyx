@@ -23,6 +23,7 @@ cnp.import_array()
 cdef extern from "Python.h":
     long long PyLong_AsLongLongAndOverflow(object number, int *overflow) except? -1
 
+cdef object _last = arguments.LAST
 cdef tuple _floating = FLOATING_DTYPES  # in the order of ag_dtype
 
 cdef bint have_same_shape(cnp.ndarray a, cnp.ndarray b) noexcept:
@@ -36,7 +37,7 @@ cdef bint have_same_shape(cnp.ndarray a, cnp.ndarray b) noexcept:
 
 
 cdef tuple rows_of(Call call):
-    """Return the shape of the rows of the first array: its own without the axis `dim`."""
+    """Return the shape of the rows of the first array: its own without the axis."""
     cdef cnp.ndarray array = call.array(call.operator.array_slots[0])
     return tuple([cnp.PyArray_DIM(array, axis) for axis in range(cnp.PyArray_NDIM(array)) if axis != call.axis])
 
@@ -178,15 +179,15 @@ cdef class Number(Check):
         return 0
 
 
-cdef class DimInRange(Check):
-    """Check that ``dim`` is an axis of the named array, and make it non-negative. Rank 0 counts as rank 1."""
+cdef class AxisInRange(Check):
+    """Check that ``axis`` is an axis of the named array, and make it non-negative. Rank 0 counts as rank 1."""
 
     def __init__(self, name):
-        Check.__init__(self, name, "dim")
+        Check.__init__(self, name, "axis")
 
     cdef int run(self, Call call) except -1:
         # This check may run before the checks of dtypes, so the first argument may be of any type.
-        cdef object first = call.values[self.slots[0]], dim = call.values[self.slots[1]]
+        cdef object first = call.values[self.slots[0]], given = call.values[self.slots[1]]
         cdef long long rank = 1, axis
         cdef int overflow = 0
         cdef ArrayType kind
@@ -202,12 +203,12 @@ cdef class DimInRange(Check):
                 rank = cnp.PyArray_NDIM(call.array(self.slots[0]))
         if rank == 0:
             rank = 1
-        if type(dim) is not int:
+        if type(given) is not int and given is not _last:
             call.ran_foreign_code = True
-            dim = call.values[self.slots[1]] = arguments.integer(dim, "dim", call.operator.name)
-        axis = PyLong_AsLongLongAndOverflow(dim, &overflow)
+            given = call.values[self.slots[1]] = arguments.integer(given, "axis", call.operator.name)
+        axis = PyLong_AsLongLongAndOverflow(given, &overflow)
         if overflow or not -rank <= axis < rank:
-            call.fail("dim", f"a value in [{-rank}, {rank - 1}]", arguments.shown(dim))
+            call.fail("axis", f"a value in [{-rank}, {rank - 1}]", arguments.shown(given))
         if axis < 0:
             axis += rank
             call.values[self.slots[1]] = axis
@@ -322,7 +323,7 @@ cdef class Shape(Check):
         cdef tuple expected = rows_of(call) if self.of_rows else (vocabulary_of(call),)
         if shape_of(array) != expected:
             name = call.operator.array_names[0]
-            why = f"that of {name} without dim {call.axis}" if self.of_rows else "an entry for each class"
+            why = f"that of {name} without axis {call.axis}" if self.of_rows else "an entry for each class"
             call.fail(self.names[0], f"shape {expected}, {why}", shape_of(array))
         return 0
 

@@ -118,7 +118,7 @@ cdef class NonemptyVocabulary(Check):
             call.fail(self.names[0], "at least one row", shape_of(call.array(self.slots[0])))
         if 0 not in rows_of(call):
             got = f"shape {shape_of(call.array(self.slots[0]))}"
-            call.fail(self.names[0], f"at least one element along dim {call.axis}", got)
+            call.fail(self.names[0], f"at least one element along axis {call.axis}", got)
         return 0
 
 

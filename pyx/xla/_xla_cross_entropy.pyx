@@ -1,7 +1,7 @@
 """The loss of logits as a function that XLA calls without the interpreter's lock, for `ascend_grad.jax`.
 
 A call names its arguments and results as `cross_entropy` does. Its attributes are ``arguments``, ``results``,
-``reduction``, ``ignore_index``, ``num_threads`` (0: the default), ``dim`` (counted from the end) and the options that are
+``reduction``, ``ignore_index``, ``num_threads`` (0: the default), ``axis`` (counted from the end) and the options that are
 numbers; 0 stands for no ``denominator``.
 """
 
@@ -77,12 +77,12 @@ cdef bint describe_logits(RowsCall *call, const ag_xla_buffer *input) noexcept n
     """Describe the logits, the shape of the rows, and the gradient; return False if they do not fit together."""
     cdef LossCall *c = &call.c
     cdef const ag_xla_buffer *gradient = result(c, "input_grad")
-    cdef int64_t dim = whole_number(c, "dim")
+    cdef int64_t reduced = whole_number(c, "axis")
     cdef int64_t rows = 1
     cdef int axis
-    if input == NULL or not c.fits or not describe_buffer(&call.input, input) or not -input.rank <= dim < 0:
+    if input == NULL or not c.fits or not describe_buffer(&call.input, input) or not -input.rank <= reduced < 0:
         return False
-    call.axis = <int>(input.rank + dim)
+    call.axis = <int>(input.rank + reduced)
     for axis in range(call.input.view.ndim):
         if axis != call.axis:
             call.dims[call.rank] = input.dims[axis]

@@ -1,6 +1,6 @@
 """The row-wise operators as a function that XLA calls without the interpreter's lock, for `ascend_grad.jax`.
 
-The attributes of a call are ``operator`` (its name), ``dim`` (counted from the end) and ``scale``. Its arguments are
+The attributes of a call are ``operator`` (its name), ``axis`` (counted from the end) and ``scale``. Its arguments are
 the arrays of the public function, in order. They have the result's rank and are broadcast to its shape.
 """
 
@@ -72,7 +72,7 @@ cdef bint broadcast(
 
 
 cdef ag_xla_error *compute(ag_xla_call_frame *frame) noexcept nogil:
-    cdef const int64_t *dim = integer(&frame.attrs, "dim")
+    cdef const int64_t *reduced = integer(&frame.attrs, "axis")
     cdef const double *scale = real(&frame.attrs, "scale")
     cdef int op = operator_of(&frame.attrs), axis, dtype, i = 0
     cdef const ag_xla_buffer *result
@@ -80,13 +80,13 @@ cdef ag_xla_error *compute(ag_xla_call_frame *frame) noexcept nogil:
     cdef View a, b, mask, out
     cdef Problem p
     cdef bint fits
-    if op == <int>AG_ROW_OP_COUNT or dim == NULL or scale == NULL or frame.results.size != 1:
+    if op == <int>AG_ROW_OP_COUNT or reduced == NULL or scale == NULL or frame.results.size != 1:
         return failed(frame, AG_XLA_INVALID_ARGUMENT, SIGNATURE)
     result = buffer_of(&frame.results, 0)
     if result == NULL or frame.args.size != 1 + has_b(<ag_row_op>op) + has_mask(<ag_row_op>op):
         return failed(frame, AG_XLA_INVALID_ARGUMENT, SIGNATURE)
     dtype = dtype_of(result)
-    if dtype < 0 or result.rank > MAX_AXES or not -result.rank <= dim[0] < 0:
+    if dtype < 0 or result.rank > MAX_AXES or not -result.rank <= reduced[0] < 0:
         return failed(frame, AG_XLA_INVALID_ARGUMENT, SHAPES)
     for axis in range(<int>result.rank):
         shape[axis] = result.dims[axis]
@@ -106,7 +106,7 @@ cdef ag_xla_error *compute(ag_xla_call_frame *frame) noexcept nogil:
     if not fits:
         return failed(frame, AG_XLA_INVALID_ARGUMENT, SHAPES)
     advise_results(frame)
-    if describe(&p, <ag_row_op>op, &a, &b, &mask, &out, out.ndim + <int>dim[0], scale[0]):
+    if describe(&p, <ag_row_op>op, &a, &b, &mask, &out, out.ndim + <int>reduced[0], scale[0]):
         if solve(&p, 0) != SUCCESS:
             return failed(frame, AG_XLA_RESOURCE_EXHAUSTED, MEMORY)
     return NULL

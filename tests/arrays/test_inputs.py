@@ -396,7 +396,7 @@ def test_dask_is_not_computed_unasked():
 
 
 def test_numbers_of_dask_are_not_computed_unasked():
-    assert "dim: expected an int, got Lazy" in str(outcome(ag.softmax, np.zeros(2), Lazy({})))
+    assert "axis: expected an int, got Lazy" in str(outcome(ag.softmax, np.zeros(2), Lazy({})))
     arrays = np.zeros((1, 1, 1, 2)), np.zeros((1, 1, 1, 2), bool)
     error = outcome(ag.scaled_masked_softmax, *arrays, Lazy({}))
     assert type(error) is TYPE
@@ -420,7 +420,7 @@ class Failing:
 def test_attributes_of_numbers_that_fail():
     arrays = np.zeros((1, 1, 1, 2)), np.zeros((1, 1, 1, 2), bool)
     for error, argument in (
-        (outcome(ag.softmax, np.zeros(2), Failing()), "dim: expected an int"),
+        (outcome(ag.softmax, np.zeros(2), Failing()), "axis: expected an int"),
         (outcome(ag.scaled_masked_softmax, *arrays, Failing()), "scale: expected a real number"),
         (outcome(ag.cross_entropy, np.zeros(2), 0, label_smoothing=Failing()), "label_smoothing: expected"),
     ):
@@ -436,7 +436,7 @@ def test_the_earlier_check_decides(operator, maker):
     assert type(outcome(function, *[None] * len(names), 7)) is NULL
     error = outcome(function, *[good] * len(names), 7)
     assert type(error) is INVALID
-    assert "dim: expected a value in [-2, 1], got 7" in str(error)
+    assert "axis: expected a value in [-2, 1], got 7" in str(error)
 
 
 @pytest.mark.parametrize("operator", MASKED)
@@ -454,11 +454,11 @@ def test_the_shapes_of_a_mask_are_told(shape, text):
     assert f"mask: expected shape {text}, got (4, 4, 4, 6)" in str(error)
 
 
-@pytest.mark.parametrize("dim", [0, -1])
-def test_log_softmax_asks_for_the_rank_first(dim, dtype, maker):
-    """Only log_softmax checks dim before the dtype. Its results for other libraries' arrays equal NumPy's."""
+@pytest.mark.parametrize("axis", [0, -1])
+def test_log_softmax_asks_for_the_rank_first(axis, dtype, maker):
+    """Only log_softmax checks axis before the dtype. Its results for other libraries' arrays equal NumPy's."""
     x = np.linspace(-1, 1, 6).reshape(2, 3).astype(DTYPES[dtype])
-    assert_same(ag.log_softmax(maker(x), dim), ag.log_softmax(x, dim))
+    assert_same(ag.log_softmax(maker(x), axis), ag.log_softmax(x, axis))
 
 
 def test_upstream_gradients():

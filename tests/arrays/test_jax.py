@@ -87,10 +87,10 @@ def test_any_shape_and_transposition(data):
         .astype(data.draw(st.sampled_from([*DTYPES.values()])))
     )
     order = data.draw(st.permutations(range(len(shape))))
-    dim = data.draw(st.integers(-max(x.ndim, 1), max(x.ndim, 1) - 1))
+    axis = data.draw(st.integers(-max(x.ndim, 1), max(x.ndim, 1) - 1))
     given = jax_array(x).transpose(order)
     assert_same(
-        ag.softmax_backward(given, given, dim), ag.softmax_backward(x.transpose(order), x.transpose(order), dim)
+        ag.softmax_backward(given, given, axis), ag.softmax_backward(x.transpose(order), x.transpose(order), axis)
     )
 
 
@@ -287,8 +287,8 @@ def test_traced_numbers():
     x, mask = jnp.zeros((1, 1, 2, 2)), jnp.zeros((1, 1, 2, 2), bool)
     with pytest.raises(ag.ParamTypeError, match="scale: expected a real number, got "):
         jax.jit(lambda scale: ag.scaled_masked_softmax(x, mask, scale))(2.0)
-    with pytest.raises(ag.ParamTypeError, match="dim: expected an int, got "):
-        jax.jit(lambda dim: ag.softmax(x, dim))(1)
+    with pytest.raises(ag.ParamTypeError, match="axis: expected an int, got "):
+        jax.jit(lambda axis: ag.softmax(x, axis))(1)
 
 
 TWO_DEVICES = """

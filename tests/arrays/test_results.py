@@ -342,7 +342,7 @@ def test_inputs_are_given_back_after_the_call(own, no_garbage_collection):
         result = ag.softmax_backward(own(x), own(x))
         assert not live
         del result
-    for bad in ({"dim": 5}, {"out": 3}, {"out": own(np.zeros(2))}, {"num_threads": 2, "out": x}):
+    for bad in ({"axis": 5}, {"out": 3}, {"out": own(np.zeros(2))}, {"num_threads": 2, "out": x}):
         assert isinstance(outcome(ag.softmax, own(x), **bad), ag.ParamInvalidError)
     gc.collect()  # tracebacks hold arrays until they are collected
     assert not live

@@ -260,7 +260,7 @@ def test_logging_follows_the_levels(caplog):
 
 
 def test_a_bad_call_is_bad_on_an_unavailable_backend_too():
-    with pytest.raises(ag.ParamInvalidError, match="dim"):
+    with pytest.raises(ag.ParamInvalidError, match="axis"):
         ag.softmax(X, 2, backend="npu")
 
 

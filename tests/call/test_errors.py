@@ -27,7 +27,7 @@ def test_classes_of_exceptions():
 
 @pytest.mark.parametrize("kind", [NULL, INVALID, TYPE, ag.UnsupportedDeviceError, ag.BackendUnavailableError])
 def test_exceptions_survive_pickling(kind):
-    error = kind("dim: expected this, got that", operator="softmax")
+    error = kind("axis: expected this, got that", operator="softmax")
     for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
         assert type(twin) is kind
         assert (str(twin), twin.code, twin.operator) == (str(error), error.code, "softmax")
@@ -60,8 +60,8 @@ def test_messages_are_short(backend):
     """An error about a large argument has a short message."""
     many = list(range(100_000))
     for arguments in (
-        {"dim": many},
-        {"dim": 10**5000},
+        {"axis": many},
+        {"axis": 10**5000},
         {"num_threads": many},
         {"num_threads": -(10**5000)},
         {"backend": str(many)},

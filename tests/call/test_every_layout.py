@@ -31,8 +31,8 @@ def on_leading_axes(layout: Layout, rank: int) -> Layout:
 def test_rowwise(operator, dtype, cpu_engine):
     shapes = [(2, 3, 5, 37)] if operator in MASKED else [(5, 37), (70, 9), (2, 9, 150)]
     for shape in shapes:
-        for dim in range(len(shape)) if operator not in MASKED else (-1,):
-            problem = random_problem(operator, shape, DTYPES[dtype], dim)
+        for axis in range(len(shape)) if operator not in MASKED else (-1,):
+            problem = random_problem(operator, shape, DTYPES[dtype], axis)
             expected = cpu_engine(problem, num_threads=1)
             cpu_engine.assert_right(problem, expected)
             for layout in LAYOUTS:
@@ -44,8 +44,8 @@ def test_rowwise(operator, dtype, cpu_engine):
 
 def test_cross_entropy(dtype, cpu_engine):
     for shape in [(5, 37), (70, 9), (2, 9, 150)]:
-        for dim in range(len(shape)):
-            arguments = cross_entropy_oracles.random_arguments("layouts", shape, dim, dtype)
+        for axis in range(len(shape)):
+            arguments = cross_entropy_oracles.random_arguments("layouts", shape, axis, dtype)
             expected = cpu_engine.call("cross_entropy", **arguments, num_threads=1)
             cross_entropy_oracles.assert_right(expected, cross_entropy_oracles.expected(**arguments), dtype)
             for layout in LAYOUTS:

@@ -12,7 +12,7 @@ X = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
 
 
 def test_questions_take_arguments_as_calls_do():
-    assert ag.explain("softmax", input=X, dim=0).backend == "cpu"
+    assert ag.explain("softmax", input=X, axis=0).backend == "cpu"
     for question in (ag.explain, ag.workspace_size):
         with pytest.raises(TypeError, match=r"^softmax: missing a required argument"):
             question("softmax")

@@ -48,7 +48,7 @@ def test_dask_is_imported_by_who_asks_for_it_alone(run_script):
 
 @pytest.mark.parametrize("operator", UNMASKED)
 def test_xarray_calls_the_functions_for_numpys_arrays_on_blocks(operator):
-    problem = random_problem(operator, (3, 4, 5), np.float32, dim=1)
+    problem = random_problem(operator, (3, 4, 5), np.float32, axis=1)
     names = ("x", "y", "z")
     arrays = [xarray.DataArray(da.from_array(array, chunks=(1, 4, 2)), dims=names) for array in problem.arrays]
     result = xarray.apply_ufunc(
@@ -61,7 +61,7 @@ def test_xarray_calls_the_functions_for_numpys_arrays_on_blocks(operator):
         output_dtypes=[np.float32],
     )
     assert result.chunks == ((1, 1, 1), (2, 2, 1), (4,))
-    expected = getattr(ag, operator)(*problem.arrays, dim=1)
+    expected = getattr(ag, operator)(*problem.arrays, axis=1)
     assert result.transpose(*names).values.tobytes() == expected.tobytes()
 
 

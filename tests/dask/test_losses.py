@@ -28,9 +28,11 @@ def computed(function, *args, **kwargs):
 
 
 @pytest.mark.parametrize(("options", "K"), OPTIONS)
-@pytest.mark.parametrize(("shape", "dim", "chunks"), [((7, 5), -1, (3, 5)), ((4, 3, 6), 1, (2, 3, 4)), ((5,), 0, (5,))])
-def test_values(options, K, shape, dim, chunks):
-    arguments = random_arguments("dask", shape, dim, "float64", options=options, K=K)
+@pytest.mark.parametrize(
+    ("shape", "axis", "chunks"), [((7, 5), -1, (3, 5)), ((4, 3, 6), 1, (2, 3, 4)), ((5,), 0, (5,))]
+)
+def test_values(options, K, shape, axis, chunks):
+    arguments = random_arguments("dask", shape, axis, "float64", options=options, K=K)
     right = ag.cross_entropy(**arguments)
     arrays = {name: value for name, value in arguments.items() if isinstance(value, np.ndarray)}
     lazy = {
@@ -56,7 +58,7 @@ def test_the_size_of_weights_cancels_in_means(function, size):
     arguments |= {"class_weight": (1 + np.arange(5)) * size, "label_smoothing": 0.1, "lse_square_scale": 0.1}
     if function == "linear_cross_entropy":
         arguments["weight"] = np.eye(5, dtype=np.float32)
-        del arguments["dim"]
+        del arguments["axis"]
     right = getattr(ag, function)(**arguments)
     lazy = {
         name: da.from_array(arguments[name], chunks=(3, -1)[: arguments[name].ndim]) for name in ("input", "target")

@@ -60,7 +60,7 @@ def bad_calls() -> Iterator[tuple[str, dict, dict]]:
             yield operator, {name: da.zeros((2, 2, 2, 2), dtype="i4")}, {}
             if len(names) > 1:
                 yield operator, {name: da.zeros((2, 2, 2, 3), dtype=bool if name == "mask" else "f4")}, {}
-        settings = [{"scale": "1"}, {"fix_triu_mask": True}] if operator in MASKED else [{"dim": 4}, {"dim": 0.5}]
+        settings = [{"scale": "1"}, {"fix_triu_mask": True}] if operator in MASKED else [{"axis": 4}, {"axis": 0.5}]
         yield from ((operator, {}, each) for each in (*settings, {"backend": "tpu"}, {"num_threads": 0}, {"other": 1}))
 
 
@@ -256,7 +256,7 @@ def test_the_other_functions_compute_no_number_of_dasks():
     assert "scale: expected a real number" in message(
         ag.ParamTypeError, ag.scaled_masked_softmax, x, np.zeros(x.shape, bool), number
     )
-    assert "dim: expected an int" in message(ag.ParamTypeError, ag.softmax, x, number.astype(int))
+    assert "axis: expected an int" in message(ag.ParamTypeError, ag.softmax, x, number.astype(int))
     assert "out: expected" in message(ag.ParamTypeError, ag.softmax, np.zeros(2), out=da.zeros(2))
     vector = np.zeros(4, int)
     text = message(

@@ -18,12 +18,12 @@ import ascend_grad.dask as agd
 @given(st.data(), st.sampled_from(OPERATORS))
 def test_blocks_have_the_bits_of_one_call(data, operator):
     problem = data.draw(problems(operator))
-    dim = problem.settings.get("dim", -1) % max(len(problem.shape), 1)
+    axis = problem.settings.get("axis", -1) % max(len(problem.shape), 1)
     arrays = list(problem.arrays)
     if operator in MASKED:
         spread = data.draw(st.tuples(st.booleans(), st.booleans()))
         arrays[-1] = arrays[-1][tuple(slice(0, 1) if each else slice(None) for each in spread)]
-    cut = [from_array(array, data.draw(chunks(array.shape, dim))) for array in arrays]
+    cut = [from_array(array, data.draw(chunks(array.shape, axis))) for array in arrays]
     if data.draw(st.booleans()):
         cut[-1] = arrays[-1]  # this argument stays an array of NumPy
     result = getattr(agd, operator)(*cut, **problem.settings)

@@ -39,10 +39,10 @@ def _all_dtypes():
         yield
 
 
-def problem_of(option: str, dtype: str, shape: tuple[int, ...], dim: int, reduction: str = "mean") -> tuple[dict, Any]:
+def problem_of(option: str, dtype: str, shape: tuple[int, ...], axis: int, reduction: str = "mean") -> tuple[dict, Any]:
     """Make the arguments of a call, and a compiled function of its logits whose results are a named tuple."""
     options, targets = OPTIONS[option]
-    arguments = random_arguments(option, shape, dim, dtype, options=options, K=targets) | {"reduction": reduction}
+    arguments = random_arguments(option, shape, axis, dtype, options=options, K=targets) | {"reduction": reduction}
     given = {name: jnp.asarray(each) if isinstance(each, np.ndarray) else each for name, each in arguments.items()}
     del given["input"]
 
@@ -54,10 +54,10 @@ def problem_of(option: str, dtype: str, shape: tuple[int, ...], dim: int, reduct
     return arguments, function
 
 
-@pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "axis"), SHAPES, ids=str)
 @pytest.mark.parametrize("option", OPTIONS)
-def test_every_option_has_the_bits_of_the_call_of_arrays(option, shape, dim, dtype):
-    arguments, function = problem_of(option, dtype, shape, dim)
+def test_every_option_has_the_bits_of_the_call_of_arrays(option, shape, axis, dtype):
+    arguments, function = problem_of(option, dtype, shape, axis)
     right = ag.cross_entropy(**arguments)
     input = jnp.asarray(arguments["input"])
     for name, each in function(input)._asdict().items():
@@ -171,7 +171,7 @@ def test_bad_arguments():
         ((t, t), {}, TYPE, "input: expected dtype"),
         ((x, x), {}, TYPE, "target: expected dtype int32 or int64"),
         ((x, t[:2]), {}, INVALID, "target: expected shape (3,)"),
-        ((x, t), {"dim": 2}, INVALID, "dim: expected"),
+        ((x, t), {"axis": 2}, INVALID, "axis: expected"),
         ((x, t), {"class_weight": jnp.ones(3)}, INVALID, "class_weight: expected shape (2,)"),
         ((x, t), {"temperature": -1.0}, INVALID, "temperature: expected a positive finite number, got -1.0"),
         ((x, t), {"temperature": [1.0, 2.0, 3.0]}, TYPE, f"temperature: expected {ARRAY}, got list"),
@@ -217,7 +217,7 @@ GOOD: dict[str, Any] = {
     "arguments": "input target",
     "results": "loss",
     "reduction": "mean",
-    **dict.fromkeys(("ignore_index", "dim"), np.int64(-1)),
+    **dict.fromkeys(("ignore_index", "axis"), np.int64(-1)),
     "num_threads": np.int64(0),
     **dict.fromkeys(("label_smoothing", "lse_square_scale", "denominator"), np.float64(0)),
     "temperature": np.float64(1),
@@ -242,8 +242,8 @@ def test_calls_of_xla_that_do_not_fit():
         ((x, t[:2]), {}),
         ((x, t[:, None]), {}),
         ((x[:, :0], t), {}),
-        ((x, t), {"dim": np.int64(0)}),
-        ((x, t), {"dim": np.int64(-3)}),
+        ((x, t), {"axis": np.int64(0)}),
+        ((x, t), {"axis": np.int64(-3)}),
         ((x, t), {"reduction": "none"}),
         ((x, t), {"specs": (rows,)}),
         ((x, t), {"results": "input_grad", "specs": (((3, 2), jnp.float32),)}),

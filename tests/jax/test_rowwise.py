@@ -33,13 +33,13 @@ def _all_dtypes():
         yield
 
 
-def softmax(x: np.ndarray, dim: int) -> np.ndarray:
-    exponentials = np.exp(x - np.max(x, dim, keepdims=True, initial=-np.inf))
-    return exponentials / np.sum(exponentials, dim, keepdims=True)
+def softmax(x: np.ndarray, axis: int) -> np.ndarray:
+    exponentials = np.exp(x - np.max(x, axis, keepdims=True, initial=-np.inf))
+    return exponentials / np.sum(exponentials, axis, keepdims=True)
 
 
-def softmax_backward(g: np.ndarray, y: np.ndarray, dim: int) -> np.ndarray:
-    return (g - np.sum(g * y, dim, keepdims=True)) * y
+def softmax_backward(g: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
+    return (g - np.sum(g * y, axis, keepdims=True)) * y
 
 
 def normal(shape, dtype, *key) -> np.ndarray:
@@ -61,19 +61,19 @@ def assert_close(got, right, dtype: str) -> None:
 @given(data=st.data())
 def test_values_and_gradients(name, dtype, data):
     shape = tuple(data.draw(st.lists(st.integers(0, 6), max_size=5)))
-    dim = data.draw(st.integers(-max(len(shape), 1), max(len(shape), 1) - 1))
+    axis = data.draw(st.integers(-max(len(shape), 1), max(len(shape), 1) - 1))
     x, g = normal(shape, DTYPES[dtype], "x"), normal(shape, DTYPES[dtype], "g")
     function = data.draw(st.sampled_from((lambda f: f, jax.jit)))
-    value, backward = jax.vjp(function(lambda x: getattr(agj, name)(x, dim)), jnp.asarray(x))
+    value, backward = jax.vjp(function(lambda x: getattr(agj, name)(x, axis)), jnp.asarray(x))
     (grad,) = backward(jnp.asarray(g))
     # The functions of JAX and those for NumPy's arrays have the same kernels, whose errors have tests of their own.
-    assert_identical(np.asarray(value), getattr(ag, name)(x, dim))
-    assert_identical(np.asarray(grad), getattr(ag, f"{name}_backward")(g, np.asarray(value), dim))
+    assert_identical(np.asarray(value), getattr(ag, name)(x, axis))
+    assert_identical(np.asarray(grad), getattr(ag, f"{name}_backward")(g, np.asarray(value), axis))
     if x.ndim:
         x, g = np.float64(x), np.float64(g)
-        y = softmax(x, dim)
+        y = softmax(x, axis)
         assert_close(value, y if name == "softmax" else np.log(y), dtype)
-        right = softmax_backward(g, y, dim) if name == "softmax" else g - np.sum(g, dim, keepdims=True) * y
+        right = softmax_backward(g, y, axis) if name == "softmax" else g - np.sum(g, axis, keepdims=True) * y
         assert_close(grad, right, dtype)
 
 
@@ -99,10 +99,10 @@ def assert_right_gradients(function, x: jax.Array) -> None:
     jax.test_util.check_grads(jax.jit(function), (x,), order=2, modes=["rev"])
 
 
-@pytest.mark.parametrize(("shape", "dim"), [((), 0), ((5,), -1), ((3, 4), 0), ((2, 3, 4), 1)], ids=str)
+@pytest.mark.parametrize(("shape", "axis"), [((), 0), ((5,), -1), ((3, 4), 0), ((2, 3, 4), 1)], ids=str)
 @pytest.mark.parametrize("name", SOFTMAXES)
-def test_gradients_of_gradients(name, shape, dim):
-    assert_right_gradients(lambda x: getattr(agj, name)(x, dim), jnp.asarray(normal(shape, np.float64)))
+def test_gradients_of_gradients(name, shape, axis):
+    assert_right_gradients(lambda x: getattr(agj, name)(x, axis), jnp.asarray(normal(shape, np.float64)))
 
 
 @pytest.mark.parametrize("scale", [1.0, -0.7, 0.0])
@@ -168,12 +168,12 @@ def test_batches(name, data):
     shape = tuple(data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=4)))
     batch = data.draw(st.integers(0, len(shape) - 1))
     rank = max(len(shape) - 1, 1)
-    dim = data.draw(st.integers(-rank, rank - 1))
+    axis = data.draw(st.integers(-rank, rank - 1))
     x = normal(shape, np.float32)
     if shape[batch] == 0:
         return  # JAX refuses an empty batch
-    result = jax.vmap(lambda x: getattr(agj, name)(x, dim), in_axes=batch, out_axes=batch)(jnp.asarray(x))
-    rows = [getattr(ag, name)(row, dim) for row in np.moveaxis(x, batch, 0)]
+    result = jax.vmap(lambda x: getattr(agj, name)(x, axis), in_axes=batch, out_axes=batch)(jnp.asarray(x))
+    rows = [getattr(ag, name)(row, axis) for row in np.moveaxis(x, batch, 0)]
     assert_identical(np.asarray(result), np.moveaxis(np.stack(rows), 0, batch))
 
 
@@ -300,8 +300,8 @@ def test_bad_arguments():
         (agj.softmax, (np.ma.zeros(3),), TYPE, "input: expected"),
         (agj.softmax, (np.matrix([[1.0]]),), TYPE, "input: expected"),
         (agj.softmax, (jax.random.key(0),), TYPE, "input: expected dtype float32, float16, bfloat16 or float64, got"),
-        (agj.log_softmax, (x, 4), INVALID, "dim: expected a value in [-4, 3], got 4"),
-        (agj.log_softmax, (x, 1.5), TYPE, "dim: expected an int, got float 1.5"),
+        (agj.log_softmax, (x, 4), INVALID, "axis: expected a value in [-4, 3], got 4"),
+        (agj.log_softmax, (x, 1.5), TYPE, "axis: expected an int, got float 1.5"),
         (agj.scaled_masked_softmax, (x, None), NULL, "mask: expected an array, got None"),
         (agj.scaled_masked_softmax, (x, x), TYPE, "mask: expected dtype bool, got float64"),
         (agj.scaled_masked_softmax, (x[0], mask), INVALID, "x: expected rank 4, got rank 3"),
@@ -317,21 +317,21 @@ def test_bad_arguments():
 def test_traced_settings():
     x, mask = jnp.zeros((1, 1, 2, 2)), jnp.zeros((1, 1, 2, 2), bool)
     expected = r": expected a value that is known when JAX traces \(static_argnames of jax.jit\), got a tracer"
-    with pytest.raises(ag.ParamTypeError, match=f"softmax: dim{expected}"):
+    with pytest.raises(ag.ParamTypeError, match=f"softmax: axis{expected}"):
         jax.jit(agj.softmax)(x, 1)
     with pytest.raises(ag.ParamTypeError, match=f"scaled_masked_softmax: scale{expected}"):
         jax.jit(agj.scaled_masked_softmax)(x, mask, 2.0)
-    assert_identical(np.asarray(jax.jit(agj.softmax, static_argnames="dim")(x, dim=1)), np.ones((1, 1, 2, 2)))
+    assert_identical(np.asarray(jax.jit(agj.softmax, static_argnames="axis")(x, axis=1)), np.ones((1, 1, 2, 2)))
 
 
-GOOD = {"operator": "softmax_backward", "dim": np.int64(-1), "scale": np.float64(1)}
+GOOD = {"operator": "softmax_backward", "axis": np.int64(-1), "scale": np.float64(1)}
 SPOILED = {
     "operator": {"operator": "softmin"},
     "operator's type": {"operator": np.int64(0)},
     "operator's beginning": {"operator": "softmax_backward_and_more"},
-    "dim": {"dim": np.int64(-3)},
-    "dim from the front": {"dim": np.int64(0)},
-    "dim's type": {"dim": np.int32(-2)},
+    "axis": {"axis": np.int64(-3)},
+    "axis from the front": {"axis": np.int64(0)},
+    "axis's type": {"axis": np.int32(-2)},
     "scale's type": {"scale": np.float32(2)},
 }
 
@@ -394,11 +394,11 @@ def test_any_dimension_of_masked():
     """The kernel of the masked softmax is right for any dimension, although the functions use the last one alone."""
     x, mask = normal((2, 3, 40, 50), np.float32), generator("mask").random((2, 3, 40, 50)) < 0.4
     result = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    for dim in (-2, -3, -4):
-        settings = {"operator": "scaled_masked_softmax", "dim": np.int64(dim), "scale": np.float64(0.5)}
+    for axis in (-2, -3, -4):
+        settings = {"operator": "scaled_masked_softmax", "axis": np.int64(axis), "scale": np.float64(0.5)}
         got = call(jnp.asarray(x), jnp.asarray(mask), result=result, **settings)
-        turned = (np.ascontiguousarray(np.moveaxis(each, dim, -1)) for each in (x, mask))
-        assert_close(got, np.moveaxis(ag.scaled_masked_softmax(*turned, 0.5), -1, dim), "float32")
+        turned = (np.ascontiguousarray(np.moveaxis(each, axis, -1)) for each in (x, mask))
+        assert_close(got, np.moveaxis(ag.scaled_masked_softmax(*turned, 0.5), -1, axis), "float32")
 
 
 def large_result(name: str) -> jax.Array:

@@ -20,20 +20,20 @@ EPS = {np.float32: 1e-6, np.float16: 1e-3, BF16: 8e-3}
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(("shape", "dim"), [((7,), 0), ((3, 5), -1), ((3, 5), 0), ((2, 3, 4), 1)])
-def test_softmax_family(acl, rng, dtype, shape, dim) -> None:
+@pytest.mark.parametrize(("shape", "axis"), [((7,), 0), ((3, 5), -1), ((3, 5), 0), ((2, 3, 4), 1)])
+def test_softmax_family(acl, rng, dtype, shape, axis) -> None:
     x, g = (rng.standard_normal(shape).astype(dtype) for _ in range(2))
-    g64, y64 = g.astype(float), softmax(x.astype(float), dim)
+    g64, y64 = g.astype(float), softmax(x.astype(float), axis)
     y, log_y = y64.astype(dtype), np.log(y64).astype(dtype)
     yr, lr = y.astype(float), log_y.astype(float)
     out = np.empty_like(x)
     for name, arguments, expected in (
         ("Softmax", (x,), y64),
         ("LogSoftmax", (x,), np.log(y64)),
-        ("SoftmaxBackward", (g, y), (g64 - (g64 * yr).sum(dim, keepdims=True)) * yr),
-        ("LogSoftmaxBackward", (g, log_y), g64 - g64.sum(dim, keepdims=True) * np.exp(lr)),
+        ("SoftmaxBackward", (g, y), (g64 - (g64 * yr).sum(axis, keepdims=True)) * yr),
+        ("LogSoftmaxBackward", (g, log_y), g64 - g64.sum(axis, keepdims=True) * np.exp(lr)),
     ):
-        result = acl.compute(name, *arguments, dim, out)[-1].astype(float)
+        result = acl.compute(name, *arguments, axis, out)[-1].astype(float)
         np.testing.assert_allclose(result, expected, rtol=2 * EPS[dtype], atol=2 * EPS[dtype], err_msg=name)
 
 

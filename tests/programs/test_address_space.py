@@ -48,17 +48,17 @@ def write_rows(name: str, shape: tuple[int, ...], dtype: str = "<f4", fortran_or
 
 
 @pytest.mark.parametrize(
-    ("dim", "dtype", "fortran_order"),
+    ("axis", "dtype", "fortran_order"),
     [("-1", "<f4", False), ("0", ">f4", False), ("1", "<f4", True), ("0", "<f4", True)],
 )
-def test_apply(dim, dtype, fortran_order):
+def test_apply(axis, dtype, fortran_order):
     write_rows("x.npy", WIDE, dtype, fortran_order)
-    result = run("apply", "softmax", "--input", "x.npy", "--dim", dim, "-o", "y.npy")
+    result = run("apply", "softmax", "--input", "x.npy", "--dim", axis, "-o", "y.npy")
     assert (result.returncode, result.stderr) == (0, "")
     x, y = np.load("x.npy", mmap_mode="r"), np.load("y.npy", mmap_mode="r")
     assert (y.shape, y.dtype, y.flags.fnc) == (WIDE, np.float32, fortran_order)
-    part = (slice(-2, None), slice(None)) if dim in ("-1", "1") else (slice(None), slice(-300, None))
-    assert (y[part] == ag.softmax(x[part], int(dim))).all()
+    part = (slice(-2, None), slice(None)) if axis in ("-1", "1") else (slice(None), slice(-300, None))
+    assert (y[part] == ag.softmax(x[part], int(axis))).all()
 
 
 def test_a_long_first_axis():

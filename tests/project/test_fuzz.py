@@ -79,13 +79,13 @@ def wrong(result: np.ndarray) -> np.ndarray:
 
 
 def lenient(function):
-    """Return the function without its error for a dim that is out of range."""
+    """Return the function without its error for a axis that is out of range."""
 
-    def call(input, dim=-1, **settings):
+    def call(input, axis=-1, **settings):
         try:
-            return function(input, dim, **settings)
+            return function(input, axis, **settings)
         except ag.ParamInvalidError as error:
-            if ": dim: " not in str(error):
+            if ": axis: " not in str(error):
                 raise
             return None
 
@@ -95,8 +95,8 @@ def lenient(function):
 def overwriting(function):
     """Return the function with an error: after the computation it writes to its input."""
 
-    def call(input, dim=-1, **settings):
-        result = function(input, dim, **settings)
+    def call(input, axis=-1, **settings):
+        result = function(input, axis, **settings)
         if isinstance(input, np.ndarray) and input.size and input.flags.writeable:
             input[...] = 0
         return result

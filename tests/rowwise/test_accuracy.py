@@ -50,9 +50,9 @@ def check_adversarial_rows(operator: str, dtype: str, n: int, engine) -> None:
     if operator in MASKED:
         return
     # The same rows are given as columns of a matrix, and as columns of two matrices, the second in reverse order.
-    first = problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), dim=0)
+    first = problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), axis=0)
     assert_same_values(engine(first).T, last)
-    middle = problem.replaced(*(np.stack([a, a[::-1]]).swapaxes(1, 2).copy() for a in problem.arrays), dim=1)
+    middle = problem.replaced(*(np.stack([a, a[::-1]]).swapaxes(1, 2).copy() for a in problem.arrays), axis=1)
     assert_same_values(engine(middle)[0].T, last)
     assert_same_values(engine(middle)[1].T, last[::-1])
 
@@ -71,7 +71,7 @@ def test_a_million_elements_in_a_row(operator, dtype, cpu_engine):
     last = cpu_engine(problem)
     cpu_engine.assert_within(expected(operator, n, dtype, kinds=kinds), problem, last)
     if operator in UNMASKED:
-        columns = problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), dim=0)
+        columns = problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), axis=0)
         assert_same_values(cpu_engine(columns).T, last)
 
 
@@ -84,7 +84,7 @@ def test_a_million_small_terms_beside_a_large_one(cpu_engine):
     g, y = np.full((1, n), 2.0**-66), np.zeros((1, n))
     g[0, 0] = 1
     problem = random_problem("log_softmax_backward", (1, n), np.dtype(np.float64), 1).replaced(g, y)
-    columns = problem.replaced(g.T.copy(), y.T.copy(), dim=0)
+    columns = problem.replaced(g.T.copy(), y.T.copy(), axis=0)
     for result in (cpu_engine(problem)[0], cpu_engine(columns)[:, 0]):
         assert np.abs(result[1:] + (1 + 2.0**-46)).max() <= 2.0**-51
 
@@ -92,7 +92,7 @@ def test_a_million_small_terms_beside_a_large_one(cpu_engine):
 @pytest.mark.parametrize("operator", UNMASKED)
 def test_columns(operator, dtype, engine):
     def check(shape: tuple[int, int]) -> None:
-        problem = random_problem(operator, shape, DTYPES[dtype], dim=0)
+        problem = random_problem(operator, shape, DTYPES[dtype], axis=0)
         engine.assert_right(problem, engine(problem))
 
     engine.over(list(itertools.product((2, 17, 40), [*SIZES[1:-1:2], 4100])), check)
@@ -183,7 +183,7 @@ def test_special_values_propagate(operator, dtype, engine):
         result = engine(problem)
         engine.assert_right(problem, result)
         if operator in UNMASKED:
-            turned = problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), dim=0)
+            turned = problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), axis=0)
             assert_same_values(engine(turned).T, result)
 
     engine.over([1, 2, 17, 64, 257, 1000], check)
@@ -198,7 +198,7 @@ def test_special_values_propagate_between_threads(operator, dtype, cpu_engine):
         floats[row % len(floats)][..., row, at] = (np.nan, np.inf, -np.inf)[row % 3]
     turned = [problem]
     if operator in UNMASKED:
-        turned.append(problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), dim=0))
+        turned.append(problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), axis=0))
     for problem in turned:
         result = cpu_engine(problem, num_threads=2)
         cpu_engine.assert_right(problem, result)
@@ -207,7 +207,7 @@ def test_special_values_propagate_between_threads(operator, dtype, cpu_engine):
 
 def test_rows_without_a_finite_logit_are_nan(dtype, engine):
     for operator in ("softmax", "log_softmax"):
-        problem = Problem(operator, (np.full((2, 19), -np.inf).astype(DTYPES[dtype]),), {"dim": -1})
+        problem = Problem(operator, (np.full((2, 19), -np.inf).astype(DTYPES[dtype]),), {"axis": -1})
         assert np.isnan(engine(problem).astype(np.float32)).all()
 
 
@@ -249,7 +249,7 @@ WORKED = {
 def test_worked_values(operator, dtype, engine):
     g = np.arange(8.0).reshape(4, 2).astype(DTYPES[dtype])
     y = np.array([[1, 1], [1, 2], [2, 2], [3, 3]]).astype(DTYPES[dtype])
-    problem = Problem(operator, (g, y), {"dim": 0})
+    problem = Problem(operator, (g, y), {"axis": 0})
     result = engine(problem)
     engine.assert_right(problem, result)
     tolerance = {"float32": 1e-6, "float64": 1e-14, "float16": 2**-10, "bfloat16": 2**-7}[dtype]
@@ -271,11 +271,11 @@ FORWARD = {"softmax_backward": "softmax", "log_softmax_backward": "log_softmax"}
 
 
 @pytest.mark.parametrize(
-    ("operator", "dim"), [(name, dim) for name in BACKWARD for dim in range(4) if name in UNMASKED or dim == 3]
+    ("operator", "axis"), [(name, axis) for name in BACKWARD for axis in range(4) if name in UNMASKED or axis == 3]
 )
-def test_gradients_are_finite_differences_of_the_forward_twins(operator, dim, backend):
+def test_gradients_are_finite_differences_of_the_forward_twins(operator, axis, backend):
     forward, backward = (getattr(ag, name) for name in (FORWARD[operator], operator))
-    random = generator(operator, dim)
+    random = generator(operator, axis)
     shape = (2, 3, 4, 5)
     x, weights = random.standard_normal((2, *shape))
     settings = {"backend": backend}
@@ -283,7 +283,7 @@ def test_gradients_are_finite_differences_of_the_forward_twins(operator, dim, ba
     if operator in MASKED:
         more, settings = (random.random(shape) < 0.3,), settings | {"scale": 1.3}
     else:
-        settings |= {"dim": dim}
+        settings |= {"axis": axis}
     step = 1e-5
     numeric = np.empty(shape)
     for index in np.ndindex(shape):

@@ -172,7 +172,7 @@ def test_messages_name_the_class(backend):
     error = outcome(ag.softmax, np.ones(2).view(np.matrix), backend=backend)
     assert "(numpy.asarray makes one of its elements), got " in str(error)
     for name, error in {
-        "dim": outcome(ag.softmax, [1.0], True, backend=backend),
+        "axis": outcome(ag.softmax, [1.0], True, backend=backend),
         "num_threads": outcome(ag.softmax, [1.0], num_threads=True, backend=backend),
     }.items():
         assert f"{name}: expected " in str(error)
@@ -191,10 +191,10 @@ class Axis(enum.IntEnum):
     LAST = 1
 
 
-@pytest.mark.parametrize("dim", [1, -1, np.int8(1), np.uint64(1), np.array(1), Index(), Axis.LAST], ids=repr)
-def test_integers_of_any_kind_are_dims(dim, backend):
+@pytest.mark.parametrize("axis", [1, -1, np.int8(1), np.uint64(1), np.array(1), Index(), Axis.LAST], ids=repr)
+def test_integers_of_any_kind_are_dims(axis, backend):
     x = np.arange(6.0).reshape(2, 3)
-    assert_identical(ag.softmax(x, dim, backend=backend), ag.softmax(x, 1, backend=backend))
+    assert_identical(ag.softmax(x, axis, backend=backend), ag.softmax(x, 1, backend=backend))
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, np.int64(2), Index(), 64], ids=repr)
@@ -250,7 +250,7 @@ class _RaisingIndex:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"dim": _RaisingIndex()}, {"num_threads": _RaisingIndex()}], ids=["dim", "num_threads"]
+    "arguments", [{"axis": _RaisingIndex()}, {"num_threads": _RaisingIndex()}], ids=["axis", "num_threads"]
 )
 def test_errors_of_an_objects_own_conversion_become_type_errors(arguments):
     with pytest.raises(ag.ParamTypeError):

@@ -82,10 +82,10 @@ SHAPES = (
 )
 
 
-@pytest.mark.parametrize(("shape", "dim"), SHAPES)
-def test_every_option(shape, dim, dtype, cpu_engines):
+@pytest.mark.parametrize(("shape", "axis"), SHAPES)
+def test_every_option(shape, axis, dtype, cpu_engines):
     for number, (options, K) in enumerate([*((each, 0) for each in OPTIONS), *((each, 3) for each in SPARSE)]):
-        arguments = random_arguments(number, shape, dim, dtype, options=options, K=K)
+        arguments = random_arguments(number, shape, axis, dtype, options=options, K=K)
         right = cross_entropy_oracles.expected(**arguments)
         for engine in cpu_engines():
             for layout in LAYOUTS:
@@ -95,10 +95,10 @@ def test_every_option(shape, dim, dtype, cpu_engines):
                 assert result.input_grad is None or result.input_grad.flags.c_contiguous
 
 
-@pytest.mark.parametrize(("shape", "dim"), SHAPES[:9])
-def test_the_reference(shape, dim, dtype):
+@pytest.mark.parametrize(("shape", "axis"), SHAPES[:9])
+def test_the_reference(shape, axis, dtype):
     for number, (options, K) in enumerate([*((each, 0) for each in OPTIONS), *((each, 3) for each in SPARSE)]):
-        arguments = random_arguments(number, shape, dim, dtype, options=options, K=K)
+        arguments = random_arguments(number, shape, axis, dtype, options=options, K=K)
         result = ag.cross_entropy(**arguments, backend="reference")
         assert_right(result, cross_entropy_oracles.expected(**arguments), dtype, f"{options}")
         assert [field is None for field in result] == [field is None for field in ag.cross_entropy(**arguments)]
@@ -108,7 +108,7 @@ def test_the_reference(shape, dim, dtype):
 def test_random_calls(cpu_engines, data):
     dtype = data.draw(st.sampled_from(list(DTYPES)))
     shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4)))
-    dim = data.draw(st.integers(-len(shape), len(shape) - 1))
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     K = data.draw(st.sampled_from((0, 0, 1, 4)))
     choices: dict[str, Any] = {
         "reduction": ("mean", "sum", "none"),
@@ -125,7 +125,7 @@ def test_random_calls(cpu_engines, data):
     options = {name: data.draw(st.sampled_from(values), label=name) for name, values in choices.items()}
     if options["reduction"] == "none":
         options["grad_loss"] = data.draw(st.sampled_from((1.0, "rows")))
-    arguments = random_arguments("random", shape, dim, dtype, options=options, K=K)
+    arguments = random_arguments("random", shape, axis, dtype, options=options, K=K)
     arguments["input"] = in_layout(arguments["input"], data.draw(st.sampled_from(LAYOUTS)))
     right = cross_entropy_oracles.expected(**arguments)
     for engine in cpu_engines():
@@ -144,7 +144,7 @@ def same_bits(results: list[LossResult]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("shape", "dim"),
+    ("shape", "axis"),
     [
         ((3, 70_001), -1),
         ((40_000, 3), 0),
@@ -156,9 +156,9 @@ def same_bits(results: list[LossResult]) -> bool:
         ((3, 2, 7, 3, 2, 4), -1),
     ],
 )
-def test_threads_and_layouts_have_equal_bits(shape, dim, dtype, cpu_engines):
+def test_threads_and_layouts_have_equal_bits(shape, axis, dtype, cpu_engines):
     for number in (0, 1, 3, 4, 8, 9):
-        arguments = random_arguments(number, shape, dim, dtype, options=OPTIONS[number])
+        arguments = random_arguments(number, shape, axis, dtype, options=OPTIONS[number])
         right = cross_entropy_oracles.expected(**arguments)
         ways = [
             {"input": in_layout(arguments["input"], layout), "num_threads": threads}
@@ -220,8 +220,8 @@ def test_rows_without_an_upstream_gradient_have_none(weight, K, dtype, cpu_engin
 
 
 def test_in_place_and_other_outs(dtype, cpu_engine):
-    for (shape, dim), options in itertools.product([((9, 130), -1), ((2, 6, 70), 1), ((50, 3), -1)], OPTIONS[:5]):
-        arguments = random_arguments("out", shape, dim, dtype, options=options)
+    for (shape, axis), options in itertools.product([((9, 130), -1), ((2, 6, 70), 1), ((50, 3), -1)], OPTIONS[:5]):
+        arguments = random_arguments("out", shape, axis, dtype, options=options)
         fresh = cpu_engine.call("cross_entropy", **arguments)
         x = arguments["input"].copy()
         result = cpu_engine.call("cross_entropy", **arguments | {"input": x}, out=x)
@@ -256,28 +256,28 @@ def test_a_result_of_another_dtype_is_rounded_once_along_any_axis(dtype, out_dty
 
 
 @pytest.mark.parametrize("gap", [0.5, 3.0, 10.0, 20.0, 27.5])
-@pytest.mark.parametrize(("shape", "dim"), [((5, 17), -1), ((3, 4096), -1), ((2, 9, 70), 1), ((2, 40_000), -1)])
-def test_near_certain_targets(gap, shape, dim, dtype, cpu_engines):
+@pytest.mark.parametrize(("shape", "axis"), [((5, 17), -1), ((3, 4096), -1), ((2, 9, 70), 1), ((2, 40_000), -1)])
+def test_near_certain_targets(gap, shape, axis, dtype, cpu_engines):
     """Loss, entropy and the gradient at the target keep a relative error of 1e-4 down to 1 - p = 1e-12."""
     random = generator("certain", gap, shape, dtype)
-    vocabulary = shape[dim]
-    rows = tuple(length for axis, length in enumerate(shape) if axis != dim % len(shape))
+    vocabulary = shape[axis]
+    rows = tuple(length for place, length in enumerate(shape) if place != axis % len(shape))
     target = random.integers(0, vocabulary, rows)
     logits = np.round(random.random(shape) * 4) / 4 - gap - np.log(vocabulary)
-    np.put_along_axis(logits, np.expand_dims(target, dim), 0, dim)
+    np.put_along_axis(logits, np.expand_dims(target, axis), 0, axis)
     arguments = {
         "input": (logits + 2).astype(DTYPES[dtype]),
         "target": target,
-        "dim": dim,
+        "axis": axis,
         "reduction": "none",
         "outputs": ("log_prob", "entropy"),
     }
     right = cross_entropy_oracles.expected(**arguments)
-    of_target = np.take_along_axis(right["input_grad"], np.expand_dims(target, dim), dim).astype(np.float64)
+    of_target = np.take_along_axis(right["input_grad"], np.expand_dims(target, axis), axis).astype(np.float64)
     for engine in cpu_engines():
         out = np.empty(shape, np.float64)
         result = engine.call("cross_entropy", **arguments, out=out)
-        at_target = np.take_along_axis(out, np.expand_dims(target, dim), dim)
+        at_target = np.take_along_axis(out, np.expand_dims(target, axis), axis)
         np.testing.assert_allclose(at_target, of_target, rtol=1e-4, err_msg=engine.name)
         for name in ("loss", "log_prob", "entropy"):
             text = f"{engine.name} {name}"
@@ -369,23 +369,23 @@ def test_extreme_logits(cpu_engine):
 
 def test_rows_that_add_nothing(dtype, cpu_engine):
     """Ignored rows, rows of weight 0 and rows without an upstream gradient have gradients of +0, whatever they hold."""
-    for (shape, dim), value in itertools.product([((6, 40), -1), ((6, 3), -1), ((40, 6), 0)], (np.nan, np.inf)):
-        arguments = random_arguments("nothing", shape, dim, dtype, options={"reduction": "none"})
-        x = np.moveaxis(arguments["input"], dim, -1)
+    for (shape, axis), value in itertools.product([((6, 40), -1), ((6, 3), -1), ((40, 6), 0)], (np.nan, np.inf)):
+        arguments = random_arguments("nothing", shape, axis, dtype, options={"reduction": "none"})
+        x = np.moveaxis(arguments["input"], axis, -1)
         x[:3] = value
         arguments["target"][:] = 1
         arguments["target"][0] = -100
         arguments["token_weight"] = np.array([1, 0, 1, 1, 1, 1], np.float64 if dtype == "float64" else np.float32)
         for smoothing in (0.0, 0.1):  # without upstream gradients of rows, as column kernels have none
             gradient = cpu_engine.call("cross_entropy", **arguments | {"label_smoothing": smoothing}).input_grad
-            rows = np.moveaxis(gradient, dim, -1).astype(np.float64)
+            rows = np.moveaxis(gradient, axis, -1).astype(np.float64)
             assert not rows[:2].any()
             assert not np.signbit(rows[:2]).any()
             assert np.isnan(rows[2]).any()
             assert rows[3:].any(axis=-1).all()
         arguments["grad_loss"] = np.array([1, 1, 0, 1, 1, 1], np.float32)
         loss, gradient = cpu_engine.call("cross_entropy", **arguments)
-        rows = np.moveaxis(gradient, dim, -1).astype(np.float64)
+        rows = np.moveaxis(gradient, axis, -1).astype(np.float64)
         assert not rows[:3].any()
         assert not np.signbit(rows[:3]).any()
         assert rows[3:].any(axis=-1).all()
@@ -414,10 +414,10 @@ def test_infinite_factors_and_signs_of_zeros_do_not_depend_on_the_layout(options
     columns = np.zeros((6, 130), x.dtype)[::2, ::2]
     columns[...] = x.T
     gradients = [
-        cpu_engine.call("cross_entropy", x, dim=1, **arguments).input_grad.T,
-        cpu_engine.call("cross_entropy", np.ascontiguousarray(x.T), dim=0, **arguments).input_grad,
+        cpu_engine.call("cross_entropy", x, axis=1, **arguments).input_grad.T,
+        cpu_engine.call("cross_entropy", np.ascontiguousarray(x.T), axis=0, **arguments).input_grad,
         *(
-            cpu_engine.call("cross_entropy", columns, dim=0, **arguments, num_threads=threads).input_grad
+            cpu_engine.call("cross_entropy", columns, axis=0, **arguments, num_threads=threads).input_grad
             for threads in (1, 2)
         ),
     ]
@@ -549,7 +549,7 @@ def test_empty(shape, backend):
         assert result.lse.shape == result.predicted.shape == rows
         assert result.correct == 0
     assert ag.cross_entropy(np.ones(shape), np.zeros(rows, int), reduction="none", backend=backend).loss.shape == rows
-    with pytest.raises(ag.ParamInvalidError, match="at least one element along dim 1"):
+    with pytest.raises(ag.ParamInvalidError, match="at least one element along axis 1"):
         ag.cross_entropy(np.ones((2, 0)), np.full(2, -100), backend=backend)
 
 
@@ -686,13 +686,13 @@ def assert_scaled(result: Any, right: dict[str, np.ndarray], dtype: str, text: s
 
 
 @pytest.mark.parametrize("size", [1e-300, 1e-50, 1e50, 1e300])
-@pytest.mark.parametrize(("shape", "dim"), PLACES)
-def test_a_mean_does_not_depend_on_the_size_of_weights(size, shape, dim, dtype, cpu_engines):
+@pytest.mark.parametrize(("shape", "axis"), PLACES)
+def test_a_mean_does_not_depend_on_the_size_of_weights(size, shape, axis, dtype, cpu_engines):
     """Weights of float64 beyond the range of float32 cancel in a mean, of tokens and of classes."""
     options = {"class_weight": "classes", "label_smoothing": 0.2}
-    arguments = random_arguments("size", shape, dim, dtype, options=options)
+    arguments = random_arguments("size", shape, axis, dtype, options=options)
     rows = arguments["target"].shape
-    for name, few in (("class_weight", shape[dim]), ("token_weight", rows)):
+    for name, few in (("class_weight", shape[axis]), ("token_weight", rows)):
         each = arguments | {name: (generator("size", name).random(few) + 0.25) * size}
         right = cross_entropy_oracles.expected(**each)
         for engine in cpu_engines():
@@ -714,12 +714,12 @@ def test_class_weights_of_different_sizes(small, cpu_engines):
 
 
 @pytest.mark.parametrize("exponent", [-300, -50, 50, 300])
-@pytest.mark.parametrize(("shape", "dim"), PLACES[:4])
-def test_factors_meet_in_float64(exponent, shape, dim, dtype, cpu_engines):
+@pytest.mark.parametrize(("shape", "axis"), PLACES[:4])
+def test_factors_meet_in_float64(exponent, shape, axis, dtype, cpu_engines):
     """Factors of a row whose product is ordinary give ordinary gradients, whatever the size of each factor is."""
     sizes = {"class_weight": 10.0**exponent, "token_weight": 10.0**-exponent}
     base = random_arguments(
-        "factors", shape, dim, dtype, options={"class_weight": "classes", "token_weight": "rows", "reduction": "none"}
+        "factors", shape, axis, dtype, options={"class_weight": "classes", "token_weight": "rows", "reduction": "none"}
     )
     for smoothing, square in ((0.0, 0.0), (0.2, 0.0), (0.2, 0.01)):
         arguments = base | {"label_smoothing": smoothing, "lse_square_scale": 0.0}
@@ -735,15 +735,15 @@ def test_factors_meet_in_float64(exponent, shape, dim, dtype, cpu_engines):
 @given(st.data())
 def test_weights_of_any_size(cpu_engines, data):
     dtype = data.draw(st.sampled_from(("float32", "float64", "bfloat16")))
-    shape, dim = data.draw(st.sampled_from((((4, 7), -1), ((5, 9), 0), ((3, 200), -1))))
-    rows = tuple(length for axis, length in enumerate(shape) if axis != dim % 2)
+    shape, axis = data.draw(st.sampled_from((((4, 7), -1), ((5, 9), 0), ((3, 200), -1))))
+    rows = tuple(length for place, length in enumerate(shape) if place != axis % 2)
     of_classes, spread = data.draw(st.integers(-140, 140)), data.draw(st.sampled_from((0, 1, 150)))
     most = 290 - spread - abs(of_classes)  # sums of products of weights are within the range of float64
     of_rows = data.draw(st.integers(-min(most, 140), min(most, 140)))
     random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    exponents = of_classes + spread * random.uniform(-1, 1, shape[dim])
-    arguments = random_arguments("any size", shape, dim, dtype) | {
-        "class_weight": (random.random(shape[dim]) + 0.1) * 10.0**exponents,
+    exponents = of_classes + spread * random.uniform(-1, 1, shape[axis])
+    arguments = random_arguments("any size", shape, axis, dtype) | {
+        "class_weight": (random.random(shape[axis]) + 0.1) * 10.0**exponents,
         "token_weight": (random.random(rows) + 0.1) * 10.0**of_rows,
         "label_smoothing": data.draw(st.sampled_from((0.0, 0.1, 1.0))),
         "lse_square_scale": data.draw(st.sampled_from((0.0, 1e-3))),
@@ -759,21 +759,21 @@ def test_weights_of_any_size(cpu_engines, data):
     assert_scaled(ag.cross_entropy(**arguments, backend="reference"), right, dtype, "reference")
 
 
-@pytest.mark.parametrize(("shape", "dim"), PLACES)
+@pytest.mark.parametrize(("shape", "axis"), PLACES)
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_an_infinite_class_weight_makes_the_smoothed_loss_infinite(shape, dim, backend, dtype, cpu_engines):
+def test_an_infinite_class_weight_makes_the_smoothed_loss_infinite(shape, axis, backend, dtype, cpu_engines):
     """Also where its class has the largest logit, or all of the probability."""
-    x = np.moveaxis(np.zeros(shape, DTYPES[dtype]), dim, -1)
+    x = np.moveaxis(np.zeros(shape, DTYPES[dtype]), axis, -1)
     x[..., 1] = 2
     x[0, ..., 2] = 1000
-    weight = np.ones(shape[dim])
+    weight = np.ones(shape[axis])
     for place, size in itertools.product((0, 1, 2), (np.inf, -np.inf)):
         weight[:] = 1
         weight[place] = size
         arguments = {"class_weight": weight, "label_smoothing": 0.1, "reduction": "none", "backend": backend}
-        logits = np.ascontiguousarray(np.moveaxis(x, -1, dim))
+        logits = np.ascontiguousarray(np.moveaxis(x, -1, axis))
         for _ in cpu_engines() if backend == "cpu" else range(1):
-            loss = ag.cross_entropy(logits, np.full(x.shape[:-1], 3), dim, **arguments).loss
+            loss = ag.cross_entropy(logits, np.full(x.shape[:-1], 3), axis, **arguments).loss
             assert np.all(loss == size)
 
 
@@ -806,17 +806,17 @@ def test_a_weight_of_0_excludes_a_logit_of_minus_infinity(options, loss, backend
 # ---- infinite logits -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("shape", "dim"), PLACES)
+@pytest.mark.parametrize(("shape", "axis"), PLACES)
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize(
     ("layout", "dtype"),  # NumPy has no swapped bfloat16
     [each for each in itertools.product(("C", "steps", "swapped"), DTYPES) if each != ("swapped", "bfloat16")],
 )
-def test_the_lse_of_infinite_logits_is_that_of_scipy(shape, dim, backend, layout, dtype, cpu_engines):
+def test_the_lse_of_infinite_logits_is_that_of_scipy(shape, axis, backend, layout, dtype, cpu_engines):
     """It is infinite where a logit is positive infinite or all are negative infinite, and all other results are NaN."""
     x = generator("infinite", shape).standard_normal(shape)
-    rows = np.moveaxis(x, dim, -1).reshape(-1, shape[dim])
-    rows = np.resize(rows, (max(len(rows), 7), shape[dim]))
+    rows = np.moveaxis(x, axis, -1).reshape(-1, shape[axis])
+    rows = np.resize(rows, (max(len(rows), 7), shape[axis]))
     rows[0] = -np.inf
     rows[1, -1] = np.inf
     rows[2, [0, -1]] = np.inf, np.nan
@@ -827,8 +827,8 @@ def test_the_lse_of_infinite_logits_is_that_of_scipy(shape, dim, backend, layout
     with np.errstate(all="ignore"):
         right = scipy.special.logsumexp(rows, axis=-1)
     right_rows = np.isfinite(right)
-    x = in_layout((rows if dim == -1 else rows.T).astype(DTYPES[dtype]), layout)
-    arguments = {"target": target, "dim": -1 if dim == -1 else 0, "reduction": "none", "backend": backend}
+    x = in_layout((rows if axis == -1 else rows.T).astype(DTYPES[dtype]), layout)
+    arguments = {"target": target, "axis": -1 if axis == -1 else 0, "reduction": "none", "backend": backend}
     engines = cpu_engines() if backend == "cpu" else range(1)
     for _, outputs in itertools.product(engines, (("lse",), ("entropy", "log_prob", "lse"))):
         result = ag.cross_entropy(x, **arguments, outputs=outputs)
@@ -851,7 +851,7 @@ FAULTS = (
     ("input", np.ones((2, 3), int), "ParamTypeError"),
     ("target", np.zeros(2), "ParamTypeError"),
     ("target", np.zeros(2, np.int16), "ParamTypeError"),
-    ("dim", 2, "ParamInvalidError"),
+    ("axis", 2, "ParamInvalidError"),
     ("target", np.zeros(3, int), "ParamInvalidError"),
     ("target", np.zeros((2, 1), int), "ParamInvalidError"),
     ("target", np.array([0, 3]), "ParamInvalidError"),
@@ -911,8 +911,8 @@ def test_faults_of_two_arguments():
         (sparse | {"grad_log_prob": np.ones(2)}, "grad_log_prob: expected None, as target_prob is given"),
         (sparse | {"target_prob": np.ones((2, 2), np.float32)}, "target_prob: expected shape"),
         (GOOD | {"return_grad": False, "out": np.ones((2, 3))}, "out: expected None"),
-        (GOOD | {"dim": 0}, r"target: expected shape \(3,\), that of input without dim 0, got \(2,\)"),
-        (GOOD | {"token_weight": np.ones(3)}, r"token_weight: expected shape \(2,\), that of input without dim 1"),
+        (GOOD | {"axis": 0}, r"target: expected shape \(3,\), that of input without axis 0, got \(2,\)"),
+        (GOOD | {"token_weight": np.ones(3)}, r"token_weight: expected shape \(2,\), that of input without axis 1"),
         (GOOD | {"grad_loss": np.ones(2)}, "grad_loss: expected a real number, as reduction is 'mean', got "),
     ):
         with pytest.raises(ag.ParamInvalidError, match=text):
@@ -947,28 +947,28 @@ def test_the_device_has_no_such_operator(device):
 def test_plans_are_explained():
     x = np.ones((4, 100), np.float32)
     plans = [
-        ag.explain("cross_entropy", array, np.zeros(length, int), dim, num_threads=1).plan
-        for array, length, dim in ((x, 4, -1), (x, 100, 0), (x[:, ::2], 4, -1))
+        ag.explain("cross_entropy", array, np.zeros(length, int), axis, num_threads=1).plan
+        for array, length, axis in ((x, 4, -1), (x, 100, 0), (x[:, ::2], 4, -1))
     ]
     assert plans == ["rows in place", "columns in place", "rows, gathered"]
 
 
-@pytest.mark.parametrize(("shape", "dim"), [((8, 1000), -1), ((300, 40), 0), ((2, 200_000), -1), ((2, 50, 33), 1)])
-def test_workspace_is_bounded(shape, dim, dtype):
+@pytest.mark.parametrize(("shape", "axis"), [((8, 1000), -1), ((300, 40), 0), ((2, 200_000), -1), ((2, 50, 33), 1)])
+def test_workspace_is_bounded(shape, axis, dtype):
     for number, options in enumerate(OPTIONS):
-        arguments = random_arguments(number, shape, dim, dtype, options=options)
+        arguments = random_arguments(number, shape, axis, dtype, options=options)
         assert 0 <= ag.workspace_size("cross_entropy", **arguments, num_threads=2) < 64 << 20
 
 
 @pytest.mark.parametrize("K", [1, 8, 1000, 100_000])
-@pytest.mark.parametrize(("shape", "dim"), [((20_000, 16), 1), ((16, 20_000), 0), ((500, 100), 0), ((2000, 130), 1)])
-def test_several_targets_take_little_memory_per_thread(shape, dim, K, cpu_engines):
-    rows = min(shape[1 - dim], 10**7 // K)  # the targets are copied
-    shape = (rows, shape[1]) if dim else (shape[0], rows)
+@pytest.mark.parametrize(("shape", "axis"), [((20_000, 16), 1), ((16, 20_000), 0), ((500, 100), 0), ((2000, 130), 1)])
+def test_several_targets_take_little_memory_per_thread(shape, axis, K, cpu_engines):
+    rows = min(shape[1 - axis], 10**7 // K)  # the targets are copied
+    shape = (rows, shape[1]) if axis else (shape[0], rows)
     target = np.broadcast_to(np.int64(0), (rows, K))
     prob = np.broadcast_to(np.float64(1), (rows, K))
     for dtype, out in itertools.product(("float32", "float64"), (None, "float16")):
-        call = ("cross_entropy", np.zeros(shape, dtype), target, dim)
+        call = ("cross_entropy", np.zeros(shape, dtype), target, axis)
         given = {} if out is None else {"out": np.empty(shape, out)}
         given |= {"target_prob": prob, "num_threads": 1, "backend": "cpu"}
         for engine in cpu_engines():

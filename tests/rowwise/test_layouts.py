@@ -59,9 +59,9 @@ def test_any_dim_equals_the_last_one(operator, engine, data):
     problem = data.draw(problems(operator))
     if not problem.shape:
         return
-    dim = problem.settings["dim"]
-    turned = problem.replaced(*(np.moveaxis(a, dim, -1).copy() for a in problem.arrays), dim=-1)
-    assert_identical(engine(problem), np.moveaxis(engine(turned), -1, dim))
+    axis = problem.settings["axis"]
+    turned = problem.replaced(*(np.moveaxis(a, axis, -1).copy() for a in problem.arrays), axis=-1)
+    assert_identical(engine(problem), np.moveaxis(engine(turned), -1, axis))
 
 
 @given(data=st.data())
@@ -73,7 +73,7 @@ def test_a_slice_of_the_problem_gives_the_slice_of_the_result(operator, engine, 
         slice(*data.draw(st.sampled_from(((None,), (1, None), (None, None, 2), (None, None, -1), (0, 1)))))
         for _ in problem.shape
     ]
-    index[problem.settings.get("dim", -1)] = slice(None)
+    index[problem.settings.get("axis", -1)] = slice(None)
     part = problem.replaced(*(a[tuple(index)] for a in problem.arrays))
     whole = engine(problem)
     assert_identical(engine(part), whole[tuple(index)])
@@ -93,8 +93,8 @@ LARGE = {
 
 @functools.lru_cache(maxsize=16)
 def large_problem(operator: str, dtype: str, size: str) -> Problem:
-    shape, dim = LARGE[size]
-    return random_problem(operator, shape, DTYPES[dtype], dim)
+    shape, axis = LARGE[size]
+    return random_problem(operator, shape, DTYPES[dtype], axis)
 
 
 @pytest.mark.parametrize("size", LARGE)
@@ -115,7 +115,7 @@ def test_large_arrays(operator, dtype, size, cpu_engine):
 @pytest.mark.parametrize("operator", UNMASKED)
 def test_blocks_of_columns_beyond_the_cache(operator, dtype, cpu_engine):
     problem = random_problem(operator, (2311, 1061), DTYPES[dtype], 0)  # in 16 bits, each operand has 4.5 MiB
-    rows = problem.replaced(*(np.ascontiguousarray(array.T) for array in problem.arrays), dim=-1)
+    rows = problem.replaced(*(np.ascontiguousarray(array.T) for array in problem.arrays), axis=-1)
     assert_identical(cpu_engine(problem), cpu_engine(rows).T)
 
 
@@ -153,8 +153,8 @@ def test_bytes_at_odd_offsets(dtype, engine):
 @pytest.mark.parametrize("operator", UNMASKED)
 def test_rank_zero_is_a_row_of_one(operator, dtype, engine):
     problem = random_problem(operator, (), DTYPES[dtype])
-    for dim in (-1, 0):
-        result = engine(problem.replaced(dim=dim))
+    for axis in (-1, 0):
+        result = engine(problem.replaced(axis=axis))
         assert_fresh(result, (), DTYPES[dtype])
         assert_identical(result, engine(problem.replaced(*(a.reshape(1) for a in problem.arrays))).reshape(()))
 
@@ -162,8 +162,8 @@ def test_rank_zero_is_a_row_of_one(operator, dtype, engine):
 @pytest.mark.parametrize("operator", UNMASKED)
 def test_empty_arrays_give_empty_results(operator, dtype, engine):
     for shape in ((0,), (0, 3), (3, 0), (2, 0, 4), (2**59, 0), (0,) * 8):
-        for dim in range(-len(shape), len(shape)):
-            problem = random_problem(operator, shape, DTYPES[dtype], dim)
+        for axis in range(-len(shape), len(shape)):
+            problem = random_problem(operator, shape, DTYPES[dtype], axis)
             assert_fresh(engine(problem), shape, DTYPES[dtype])
             out, buffer = allocated(shape, DTYPES[dtype], Layout(tuple(range(len(shape))), (1,) * len(shape)))
             assert engine(problem, out=out) is out
@@ -211,7 +211,7 @@ def test_read_only_memory_of_a_file(tmp_path, engine):
 
 def test_the_same_array_twice(dtype, engine):
     (x,) = random_problem("softmax", (9, 33), DTYPES[dtype]).arrays
-    twice = Problem("softmax_backward", (x, x), {"dim": 0})
+    twice = Problem("softmax_backward", (x, x), {"axis": 0})
     assert_identical(engine(twice), engine(twice.replaced(x.copy(), x.copy())))
 
 

@@ -37,15 +37,15 @@ def test_large_inputs_are_not_copied(g, y, run_script, needs_memory):
         g, y = {g}, {y}
         out = np.zeros(g.shape, np.float32)
         out.fill(0)
-        for dim in (-1, 0):
-            ag.softmax_backward(g[:2000, :2000], y[:2000, :2000], dim)  # libraries and threads have started
+        for axis in (-1, 0):
+            ag.softmax_backward(g[:2000, :2000], y[:2000, :2000], axis)  # libraries and threads have started
         grown = {{}}
-        for dim in (-1, 0):
+        for axis in (-1, 0):
             before = resident("VmHWM")
-            ag.softmax_backward(g, y, dim, out=out)
-            grown["backward", dim] = resident("VmHWM") - before
-            ag.log_softmax(g, dim, out=out)
-            grown["forward", dim] = resident("VmHWM") - before
+            ag.softmax_backward(g, y, axis, out=out)
+            grown["backward", axis] = resident("VmHWM") - before
+            ag.log_softmax(g, axis, out=out)
+            grown["forward", axis] = resident("VmHWM") - before
         assert max(grown.values()) < {SLACK}, grown
     """
     run_script(with_resident(script))
@@ -64,10 +64,10 @@ def test_results_of_another_dtype_and_in_place_take_nothing(name, run_script, ne
         mask = np.zeros((1, 1, *x.shape), bool)
         ag.softmax(x[:1000, :1000], out=out[:1000, :1000])
         before = resident("VmHWM")
-        for dim in (-1, 0):
-            ag.softmax_backward(x, x, dim, out=out)
-            ag.softmax_backward(x, x, dim, out=x)
-            ag.log_softmax(x, dim, out=out)
+        for axis in (-1, 0):
+            ag.softmax_backward(x, x, axis, out=out)
+            ag.softmax_backward(x, x, axis, out=x)
+            ag.log_softmax(x, axis, out=out)
         x = x[None, None]
         ag.scaled_masked_softmax_backward(x, x, mask[:, :, :1].repeat(x.shape[2], 2), out=out[None, None])
         grown = resident("VmHWM") - before - mask.nbytes
@@ -91,24 +91,24 @@ def test_workspace_size_is_an_upper_bound(run_script, needs_memory):
         out.fill(0)
         ag.softmax(memory[:10**6], num_threads=2)
         for shape in ((1, 2**25), (2**25, 1), (2**12, 2**13), (2**22, 8), (8, 2**22)):
-            for dim in (0, 1):
+            for axis in (0, 1):
                 x = memory[::2].reshape(shape)
                 for result, copied in ((out.reshape(shape), 0), (memory[1 : 2**25 + 1].reshape(shape), out.nbytes)):
-                    bound = ag.workspace_size("softmax", x, dim, out=result, num_threads=2)
+                    bound = ag.workspace_size("softmax", x, axis, out=result, num_threads=2)
                     before = resident("VmRSS")
                     with open("/proc/self/clear_refs", "w") as file:
                         file.write("5")  # VmHWM starts again
-                    ag.softmax(x, dim, out=result, num_threads=2)
+                    ag.softmax(x, axis, out=result, num_threads=2)
                     grown = resident("VmHWM") - before
-                    assert grown <= bound + (4 << 20), (shape, dim, grown, bound)
-                    assert bound < copied + (64 << 20), (shape, dim, bound)
+                    assert grown <= bound + (4 << 20), (shape, axis, grown, bound)
+                    assert bound < copied + (64 << 20), (shape, axis, bound)
     """
     run_script(with_resident(script))
 
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_workspace_size_of_masked_operators(backward):
-    """Masked operators, which have no `dim`, need the same workspace as a softmax over the last axis."""
+    """Masked operators, which have no `axis`, need the same workspace as a softmax over the last axis."""
     x = np.ones((2, 3, 5, 7), np.float32)
     mask = np.zeros((1, 1, 5, 7), bool)
     operator, arrays = ("scaled_masked_softmax_backward", (x, x)) if backward else ("scaled_masked_softmax", (x,))
@@ -180,14 +180,14 @@ def test_large_results_go_back_to_the_system(run_script, needs_memory):
         x = np.broadcast_to(np.float32(1), (2**16, 1024))
         ag.softmax(x[:100])
         before = resident("RssAnon")
-        for dim in (-1, 0):
-            result = ag.softmax(x, dim)
+        for axis in (-1, 0):
+            result = ag.softmax(x, axis)
             assert resident("RssAnon") - before >= result.nbytes
             view = result[5:]
             del result
             assert resident("RssAnon") - before >= view.nbytes
             del view
-            assert resident("RssAnon") - before < {SLACK}, dim
+            assert resident("RssAnon") - before < {SLACK}, axis
         # An exception in the middle of a call loses nothing either.
         for _ in range(20):
             try:
@@ -283,22 +283,22 @@ def two_billion(needs_memory) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("shape", "dim", "y"),
+    ("shape", "axis", "y"),
     [((-1, 2**16), 1, "itself"), ((-1, 2**16), 0, "itself"), ((1, -1), 1, "itself"), ((1, -1), 1, "repeated")],
 )
-def test_more_than_two_billion_elements(two_billion, shape, dim, y):
+def test_more_than_two_billion_elements(two_billion, shape, axis, y):
     """An in-place call on more than 2**31 elements of 16 bits is right.
 
     All elements are 0 except for the ends of the first and the last row (or column). Their results are exact.
     """
     g = two_billion.reshape(shape)
     g.fill(0)
-    rows = g if dim == 1 else g.T
+    rows = g if axis == 1 else g.T
     values = np.arange(-5, 9).astype(np.float16) / 4
     for row in (rows[0], rows[-1]):
         row[:7], row[-7:] = values[:7], values[7:]
     other = g if y == "itself" else np.broadcast_to(np.float16(0.25), g.shape)
-    assert ag.softmax_backward(g, other, dim, out=g) is g
+    assert ag.softmax_backward(g, other, axis, out=g) is g
     y_values = values if y == "itself" else np.full_like(values, 0.25)
     expected = ((values - np.sum(values * y_values, dtype=np.float64)) * y_values).astype(np.float16)
     for row in (rows[0], rows[-1]):

@@ -34,8 +34,8 @@ from ascend_grad import arrays
 def test_every_misalignment(operator, dtype, shape, cpu_engine):
     shape = (1, 1, *shape) if operator in MASKED else shape
     itemsize = DTYPES[dtype].itemsize
-    for dim in (-1, 0) if operator in UNMASKED else (-1,):
-        problem = random_problem(operator, shape, DTYPES[dtype], dim)
+    for axis in (-1, 0) if operator in UNMASKED else (-1,):
+        problem = random_problem(operator, shape, DTYPES[dtype], axis)
         fresh = cpu_engine(problem)
         for shift in (*range(0, 64 + itemsize, itemsize), 1, itemsize + 1, 63):
             layout = Layout(tuple(range(len(shape))), (1,) * len(shape), shift)
@@ -65,8 +65,8 @@ def test_misaligned_results_beyond_the_cache(dtype, cpu_engine):
 
 def test_results_of_another_dtype(operator, dtype, engine):
     shape = (1, 2, 19, 70) if operator in MASKED else (19, 70)
-    for dim in (-1, 0) if operator in UNMASKED else (-1,):
-        problem = random_problem(operator, shape, DTYPES[dtype], dim)
+    for axis in (-1, 0) if operator in UNMASKED else (-1,):
+        problem = random_problem(operator, shape, DTYPES[dtype], axis)
         for out_dtype in DTYPES.values():
             out = np.empty(shape, out_dtype)
             assert engine(problem, out=out) is out
@@ -78,8 +78,8 @@ def test_results_of_another_dtype(operator, dtype, engine):
 def test_the_accumulator_is_rounded_once(operator, dtype, cpu_engine):
     """The unrounded accumulator is rounded directly to the dtype of `out`."""
     shape = (1, 1, 40, 97) if operator in MASKED else (40, 97)
-    for dim in (-1, 0) if operator in UNMASKED else (-1,):
-        problem = random_problem(operator, shape, DTYPES[dtype], dim)
+    for axis in (-1, 0) if operator in UNMASKED else (-1,):
+        problem = random_problem(operator, shape, DTYPES[dtype], axis)
         accumulator = np.empty(shape, arrays.accumulator_dtype(DTYPES[dtype]))
         cpu_engine(problem, out=accumulator)
         assert_identical(cpu_engine(problem), oracles.rounded(accumulator, DTYPES[dtype]))
@@ -101,22 +101,22 @@ def nearly_ties(dtype) -> np.ndarray:
 
 
 @pytest.mark.parametrize("out_dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("dim", [-1, 0])
-def test_float64_is_not_rounded_twice(out_dtype, dim, engine):
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_float64_is_not_rounded_twice(out_dtype, axis, engine):
     """A float64 result is rounded to 16 bits directly, and not by way of float32.
 
     If y = 1 in a row whose gradients sum to 0, the result is the gradient itself.
     """
     values = nearly_ties(DTYPES[out_dtype])
     g = np.stack([values, -values], -1)
-    problem = Problem("softmax_backward", (g, np.ones_like(g)), {"dim": -1})
+    problem = Problem("softmax_backward", (g, np.ones_like(g)), {"axis": -1})
     out = np.empty(g.shape, DTYPES[out_dtype])
-    if dim == 0:
-        problem = problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), dim=0)
+    if axis == 0:
+        problem = problem.replaced(*(np.ascontiguousarray(a.T) for a in problem.arrays), axis=0)
         out = np.empty(g.T.shape, DTYPES[out_dtype])
     engine(problem, out=out)
     engine.assert_right(problem, out)
-    pairs = out if dim else out.T
+    pairs = out if axis else out.T
     assert_identical(pairs[:, 1], -pairs[:, 0])
     # The rounding is checked independently: the result is the neighbour that is nearer in exact arithmetic.
     finite = np.isfinite(pairs[:, 0].astype(np.float64))
@@ -128,17 +128,17 @@ def test_float64_is_not_rounded_twice(out_dtype, dim, engine):
 
 
 @pytest.mark.parametrize(
-    ("operator", "which", "dim"),
+    ("operator", "which", "axis"),
     [
-        (name, which, dim)
+        (name, which, axis)
         for name in OPERATORS
         for which in range(1 + (name in BACKWARD))
-        for dim in ((-1, 0) if name in UNMASKED else (-1,))
+        for axis in ((-1, 0) if name in UNMASKED else (-1,))
     ],
 )
-def test_in_place(operator, dtype, which, dim, engine):
+def test_in_place(operator, dtype, which, axis, engine):
     shape = (2, 3, 17, 33) if operator in MASKED else (102, 33)
-    problem = random_problem(operator, shape, DTYPES[dtype], dim)
+    problem = random_problem(operator, shape, DTYPES[dtype], axis)
     expected = engine(problem)
     untouched = [a.copy() for a in problem.arrays]
     out = problem.arrays[which]
@@ -149,10 +149,10 @@ def test_in_place(operator, dtype, which, dim, engine):
             assert_identical(array, copy)
 
 
-@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("operator", UNMASKED)
-def test_in_place_in_any_layout(operator, dtype, dim, engine):
-    problem = random_problem(operator, (70, 35), DTYPES[dtype], dim)
+def test_in_place_in_any_layout(operator, dtype, axis, engine):
+    problem = random_problem(operator, (70, 35), DTYPES[dtype], axis)
     expected = engine(problem)
     first, *rest = problem.arrays
     for layout in (Layout((1, 0), (1, -2)), Layout((0, 1), (1, 1), shift=3, swapped=True)):
@@ -163,18 +163,18 @@ def test_in_place_in_any_layout(operator, dtype, dim, engine):
         assert_guarded(out, buffer)
 
 
-@pytest.mark.parametrize(("shape", "dim"), [((3, 70_001), 1), ((500, 301), 1), ((70_001, 3), 0), ((301, 700), 0)])
+@pytest.mark.parametrize(("shape", "axis"), [((3, 70_001), 1), ((500, 301), 1), ((70_001, 3), 0), ((301, 700), 0)])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_in_place_with_threads(operator, dtype, shape, dim):
+def test_in_place_with_threads(operator, dtype, shape, axis):
     """In-place results with several threads are right, although they overwrite inputs.
 
     Other threads, or later splits of the same row, may still have to read these inputs.
     """
     layouts = Layout((0, 1), (1, 1)), Layout((1, 0), (1, 1)), Layout((0, 1), (1, 2), swapped=True)
     if operator in MASKED:
-        shape, dim = (1, 1, *shape), -1
+        shape, axis = (1, 1, *shape), -1
         layouts = tuple(Layout((0, 1, *(a + 2 for a in x.axes)), (1, 1, *x.steps), swapped=x.swapped) for x in layouts)
-    problem = random_problem(operator, shape, DTYPES[dtype], dim)
+    problem = random_problem(operator, shape, DTYPES[dtype], axis)
     function = getattr(ag, operator)
     expected = function(*problem.arrays, **problem.settings, num_threads=1)
     for which, layout in itertools.product(range(1 + (operator in BACKWARD)), layouts):
@@ -189,10 +189,10 @@ def test_all_arguments_are_one_array(dtype, engine):
     assert_identical(engine(Problem("softmax_backward", (x, x), {}), out=x), expected)
 
 
-@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("operator", ["softmax_backward", "log_softmax"])
-def test_partial_overlap(operator, dtype, dim, engine):
-    problem = random_problem(operator, (40, 40), DTYPES[dtype], dim)
+def test_partial_overlap(operator, dtype, axis, engine):
+    problem = random_problem(operator, (40, 40), DTYPES[dtype], axis)
     expected = engine(problem)
     first, *rest = problem.arrays
     for offset in (1, -1, 40, -40, 41, 500, 1599):
@@ -205,9 +205,9 @@ def test_partial_overlap(operator, dtype, dim, engine):
         assert_identical(out, expected)
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-def test_out_is_another_view_of_an_input(dtype, dim, engine):
-    problem = random_problem("softmax_backward", (33, 33), DTYPES[dtype], dim)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_out_is_another_view_of_an_input(dtype, axis, engine):
+    problem = random_problem("softmax_backward", (33, 33), DTYPES[dtype], axis)
     g, y = problem.arrays
     expected = engine(problem)
     backwards = slice(None, None, -1)

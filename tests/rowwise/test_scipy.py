@@ -11,7 +11,7 @@ from scipy import special
 import ascend_grad as ag
 
 SHAPES = [(1,), (7,), (1000,), (3, 5), (64, 129), (4, 1, 6), (3, 40, 17), (2, 3, 4, 5)]
-SHAPES_AND_DIMS = [(shape, dim) for shape in SHAPES for dim in range(len(shape))]
+SHAPES_AND_DIMS = [(shape, axis) for shape in SHAPES for axis in range(len(shape))]
 TOLERANCE = 1e-12
 
 BT, V, H = 33, 500, 20
@@ -35,11 +35,11 @@ def assert_close(got: np.ndarray, expected: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 700])
-@pytest.mark.parametrize(("shape", "dim"), SHAPES_AND_DIMS)
-def test_forward(shape, dim, size, random):
+@pytest.mark.parametrize(("shape", "axis"), SHAPES_AND_DIMS)
+def test_forward(shape, axis, size, random):
     x = size * random.standard_normal(shape)
-    np.testing.assert_allclose(ag.softmax(x, dim), special.softmax(x, dim), rtol=TOLERANCE)
-    assert_close(ag.log_softmax(x, dim), special.log_softmax(x, dim))
+    np.testing.assert_allclose(ag.softmax(x, axis), special.softmax(x, axis), rtol=TOLERANCE)
+    assert_close(ag.log_softmax(x, axis), special.log_softmax(x, axis))
 
 
 def softmax_jacobian(y: np.ndarray) -> np.ndarray:
@@ -50,20 +50,20 @@ def log_softmax_jacobian(y: np.ndarray) -> np.ndarray:
     return np.eye(len(y)) - y[:, None]
 
 
-def jacobian_product(jacobian, y: np.ndarray, g: np.ndarray, dim: int) -> np.ndarray:
+def jacobian_product(jacobian, y: np.ndarray, g: np.ndarray, axis: int) -> np.ndarray:
     """Return the product of each row of g with the Jacobian matrix at the same row of y."""
-    y, g = np.moveaxis(y, dim, -1), np.moveaxis(g, dim, -1)
+    y, g = np.moveaxis(y, axis, -1), np.moveaxis(g, axis, -1)
     rows = [jacobian(y[row]) @ g[row] for row in np.ndindex(y.shape[:-1])]
-    return np.moveaxis(np.reshape(rows, y.shape), -1, dim)
+    return np.moveaxis(np.reshape(rows, y.shape), -1, axis)
 
 
-@pytest.mark.parametrize(("shape", "dim"), SHAPES_AND_DIMS)
-def test_backward(shape, dim, random):
+@pytest.mark.parametrize(("shape", "axis"), SHAPES_AND_DIMS)
+def test_backward(shape, axis, random):
     x, g = random.standard_normal(shape), random.standard_normal(shape)
-    y = special.softmax(x, dim)
-    assert_close(ag.softmax_backward(g, y, dim), jacobian_product(softmax_jacobian, y, g, dim))
-    log_y = special.log_softmax(x, dim)
-    assert_close(ag.log_softmax_backward(g, log_y, dim), jacobian_product(log_softmax_jacobian, y, g, dim))
+    y = special.softmax(x, axis)
+    assert_close(ag.softmax_backward(g, y, axis), jacobian_product(softmax_jacobian, y, g, axis))
+    log_y = special.log_softmax(x, axis)
+    assert_close(ag.log_softmax_backward(g, log_y, axis), jacobian_product(log_softmax_jacobian, y, g, axis))
 
 
 @pytest.mark.parametrize("scale", [1.0, -0.125, 3.0])

@@ -54,15 +54,15 @@ def compute(problem: Problem, **settings) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=8)
-def problem_of(operator: str, shape: tuple[int, ...], dtype: str, dim: int) -> Problem:
-    return random_problem(operator, shape, DTYPES[dtype], dim)
+def problem_of(operator: str, shape: tuple[int, ...], dtype: str, axis: int) -> Problem:
+    return random_problem(operator, shape, DTYPES[dtype], axis)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("operator", UNMASKED)
 def test_threads_and_caches_change_nothing(operator, dtype, shape, caches):
-    shape, dim = SHAPES[shape]
-    check_counts(problem_of(operator, shape, dtype, dim), caches)
+    shape, axis = SHAPES[shape]
+    check_counts(problem_of(operator, shape, dtype, axis), caches)
 
 
 @pytest.mark.parametrize("shape", MASKED_SHAPES)
@@ -77,8 +77,8 @@ def test_threads_and_caches_change_nothing_with_a_mask(operator, dtype, shape, c
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("operator", ["log_softmax_backward", "softmax"])
 def test_threads_and_caches_change_nothing_on_any_variant(operator, shape, cpu_engine, caches):
-    shape, dim = SHAPES[shape]
-    check_counts(problem_of(operator, shape, "float32", dim), caches)
+    shape, axis = SHAPES[shape]
+    check_counts(problem_of(operator, shape, "float32", axis), caches)
 
 
 def check_counts(problem: Problem, caches: tuple) -> None:
@@ -287,8 +287,8 @@ def test_other_python_threads_run_during_a_call(num_threads, strided, no_forced_
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize("dim", [0, 1])
-def test_ctrl_c_interrupts_a_long_call(num_threads, dim, run_script, needs_memory):
+@pytest.mark.parametrize("axis", [0, 1])
+def test_ctrl_c_interrupts_a_long_call(num_threads, axis, run_script, needs_memory):
     """A signal that arrives after the first result is written ends the call before the last result is written."""
     needs_memory(2.5)
     script = f"""
@@ -297,9 +297,9 @@ def test_ctrl_c_interrupts_a_long_call(num_threads, dim, run_script, needs_memor
         import ascend_grad as ag
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may have had it ignored
         shape = (2**14, 2**16)
-        dim, num_threads = {dim}, {num_threads}
-        line = np.linspace(0, 1, shape[dim], dtype=np.float16)
-        line = line[:, None] if dim == 0 else line[None]
+        axis, num_threads = {axis}, {num_threads}
+        line = np.linspace(0, 1, shape[axis], dtype=np.float16)
+        line = line[:, None] if axis == 0 else line[None]
         copy = line.copy()
         g = y = np.broadcast_to(line, shape)
         out = np.full(shape, 7, np.float16)
@@ -311,7 +311,7 @@ def test_ctrl_c_interrupts_a_long_call(num_threads, dim, run_script, needs_memor
 
         threading.Thread(target=interrupt, daemon=True).start()
         try:
-            ag.softmax_backward(g, y, dim, out=out, num_threads=num_threads)
+            ag.softmax_backward(g, y, axis, out=out, num_threads=num_threads)
         except KeyboardInterrupt:
             pass
         else:
@@ -319,9 +319,9 @@ def test_ctrl_c_interrupts_a_long_call(num_threads, dim, run_script, needs_memor
         assert out[0, 0] != 7 and out[-1, -1] == 7
         assert np.array_equal(line, copy)
         # The library is as good as before.
-        few = (slice(None), slice(100)) if dim == 0 else slice(100)
-        expected = ag.softmax_backward(g[few], y[few], dim, num_threads=1)
-        assert np.array_equal(ag.softmax_backward(g[few], y[few], dim, num_threads=2), expected)
+        few = (slice(None), slice(100)) if axis == 0 else slice(100)
+        expected = ag.softmax_backward(g[few], y[few], axis, num_threads=1)
+        assert np.array_equal(ag.softmax_backward(g[few], y[few], axis, num_threads=2), expected)
     """
     run_script(script)
 

@@ -81,7 +81,7 @@ SCRIPT = """
             problems = [random_problem(name, shape, DTYPES[dtype]) for shape in shapes]
             calls = [(problem.arrays, problem.settings) for problem in problems]
             if name not in MASKED:
-                calls += [(problem.arrays, {{"dim": 0}}) for problem in problems]
+                calls += [(problem.arrays, {{"axis": 0}}) for problem in problems]
         for (arguments, settings), num_threads in ((call, n) for call in calls for n in (1, 2)):
             settings = {{**settings, "num_threads": num_threads, "backend": "cpu"}}
             several = function(*arguments, **settings)

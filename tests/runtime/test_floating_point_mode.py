@@ -46,8 +46,8 @@ def test_flush_to_zero_in_the_calling_thread_changes_nothing(variant, tmp_path, 
             pairs = [(subnormal, values), (values, subnormal)] if name.endswith("backward") else [(far,), (subnormal,)]
             for pair in pairs:
                 if name not in MASKED:
-                    for dim in (-1, 1, 2):
-                        yield pair, {{"dim": dim}}
+                    for axis in (-1, 1, 2):
+                        yield pair, {{"axis": axis}}
                     continue
                 for scale in (1.0, 1e-40, np.float32(1e-40), 1e-310, small):
                     yield (*pair, mask), {{"scale": scale}}

@@ -63,7 +63,7 @@ SETUP = f"""
         assert any(is_prompt(call) for _ in range(3))
 """
 
-#: Operator, array and dim for every path through the schedules. Some of the data is slow for its number of elements.
+#: Operator, array and axis for every path through the schedules. Some of the data is slow for its number of elements.
 #: The script makes n as large as needed. Results lie in memory that was touched before, since the system cannot be
 #: interrupted while it maps memory at the first touch.
 ROWWISE = {
@@ -183,9 +183,9 @@ def script_of(name: str) -> str:
         arguments, call = LINEAR[name]
         call = f"{call}num_threads=1)"
     else:
-        operator, array, dim = ROWWISE[name]
+        operator, array, axis = ROWWISE[name]
         arguments = f"x = {array}; out = np.ones(x.shape, x.dtype)"
-        call = f"ag.{operator}(x, {dim}, out=out, num_threads=1)"
+        call = f"ag.{operator}(x, {axis}, out=out, num_threads=1)"
     return textwrap.dedent(SETUP) + textwrap.dedent(f"""
         def bound(n):
             {arguments}

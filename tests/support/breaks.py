@@ -125,13 +125,13 @@ BREAKS = {
         "if False:",
         ("tests/linear/test_layouts.py",),
     ),
-    "dtype looked at before dim": Break(
+    "dtype looked at before axis": Break(
         "ascend_grad/operators/table.py",
-        'checks=[NotNone(), DimInRange("input"), Floating("input"), Rank',
-        'checks=[NotNone(), Floating("input"), DimInRange("input"), Rank',
+        'checks=[NotNone(), AxisInRange("input"), Floating("input", converts=True), Rank',
+        'checks=[NotNone(), Floating("input", converts=True), AxisInRange("input"), Rank',
         ("tests/call/test_contract.py",),
     ),
-    "dim one beyond the last": Break(
+    "axis one beyond the last": Break(
         "pyx/call/_checks.pyx",
         "not -rank <= axis < rank",
         "not -rank <= axis <= rank",

@@ -10,10 +10,10 @@ from samples import DTYPES, generator
 LONG = np.longdouble
 
 
-def rows_last(array: Any, dim: int) -> np.ndarray:
+def rows_last(array: Any, axis: int) -> np.ndarray:
     """Return the rows of an array of logits in extended precision, shape (rows, V)."""
     wide = np.atleast_1d(np.asarray(array)).astype(np.float64).astype(LONG)
-    moved = np.moveaxis(wide, dim, -1)
+    moved = np.moveaxis(wide, axis, -1)
     return moved.reshape(int(np.prod(moved.shape[:-1], dtype=int)), moved.shape[-1])
 
 
@@ -21,7 +21,7 @@ def rows_last(array: Any, dim: int) -> np.ndarray:
 def expected(
     input: np.ndarray,
     target: np.ndarray,
-    dim: int = -1,
+    axis: int = -1,
     *,
     reduction: str = "mean",
     ignore_index: int = -100,
@@ -39,7 +39,7 @@ def expected(
     **_: Any,
 ) -> dict[str, np.ndarray]:
     """Return all results, row by row, from sums of probabilities as the definition has them."""
-    x = rows_last(input, dim)
+    x = rows_last(input, axis)
     count, vocabulary = x.shape
     entries = np.asarray(target).reshape(count, -1)
     prob = np.ones(entries.shape) if target_prob is None else np.asarray(target_prob, np.float64).reshape(entries.shape)
@@ -112,28 +112,28 @@ def expected(
     for name in ("lse", "log_prob", "entropy", "predicted", *(["loss"] if reduction == "none" else [])):
         results[name] = results[name].reshape(rows)
     shape = np.atleast_1d(np.asarray(input)).shape
-    moved = tuple(np.moveaxis(np.empty(shape), dim, -1).shape)
-    results["input_grad"] = np.moveaxis(results["input_grad"].reshape(moved), -1, dim).reshape(np.shape(input))
+    moved = tuple(np.moveaxis(np.empty(shape), axis, -1).shape)
+    results["input_grad"] = np.moveaxis(results["input_grad"].reshape(moved), -1, axis).reshape(np.shape(input))
     return results
 
 
 def random_arguments(
-    key: object, shape: tuple[int, ...], dim: int, dtype: str, *, options: dict[str, Any] | None = None, K: int = 0
+    key: object, shape: tuple[int, ...], axis: int, dtype: str, *, options: dict[str, Any] | None = None, K: int = 0
 ) -> dict[str, Any]:
     """Make arguments with ignored rows, and sparse targets if K > 0.
 
     The options "rows" and "classes" stand for random positive arrays.
     """
-    random = generator("cross_entropy", key, shape, dim, dtype, K)
-    rows = tuple(length for axis, length in enumerate(shape) if axis != dim % len(shape))
+    random = generator("cross_entropy", key, shape, axis, dtype, K)
+    rows = tuple(length for place, length in enumerate(shape) if place != axis % len(shape))
     accumulator = np.dtype("float64" if dtype == "float64" else "float32")
-    vocabulary = shape[dim]
+    vocabulary = shape[axis]
     targets = rows + ((K,) if K else ())
     target = random.integers(0, vocabulary, targets)
     arguments: dict[str, Any] = {
         "input": (3 * random.standard_normal(shape)).astype(DTYPES[dtype]),
         "target": np.where(random.random(targets) < 0.2, -100, target),
-        "dim": dim,
+        "axis": axis,
     }
     if K:
         arguments["target_prob"] = random.random(targets).astype(accumulator)

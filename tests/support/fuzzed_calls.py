@@ -172,8 +172,8 @@ def rowwise_sample(draw: Draw, dtype: str) -> Sample:
     if not is_ordinary:
         problem = adversarial_problem(operator, draw.choice(SIZES[1:]), dtype)
     else:
-        dim = -1 if operator in MASKED else draw.randrange(-rank, rank)
-        problem = random_problem(operator, shape, DTYPES[dtype], dim)
+        axis = -1 if operator in MASKED else draw.randrange(-rank, rank)
+        problem = random_problem(operator, shape, DTYPES[dtype], axis)
     arguments: dict[str, Any] = dict(zip(ARRAYS[operator], problem.arrays, strict=True))
     if operator in MASKED:
         scale = draw.choice((1.0, 0.37, -2.5, 0.0, 3, 1e30, 1e-30, float("nan"), Fraction(1, 3)))
@@ -181,8 +181,8 @@ def rowwise_sample(draw: Draw, dtype: str) -> Sample:
         arguments["mask"] = arguments["mask"][: draw.choice((1, None)), : draw.choice((1, None))]
         if draw.chance(0.3):
             arguments["fix_triu_mask"] = draw.choice((False, np.False_))
-    elif problem.settings["dim"] != -1 or draw.chance(0.5):
-        arguments["dim"] = draw.choice((int, np.int64, np.int8))(problem.settings["dim"])
+    elif problem.settings["axis"] != -1 or draw.chance(0.5):
+        arguments["axis"] = draw.choice((int, np.int64, np.int8))(problem.settings["axis"])
     if operator.endswith("backward") and draw.chance(0.05):  # two arguments are the same array
         first, second = ARRAYS[operator][:2]
         arguments[second] = arguments[first]
@@ -484,7 +484,7 @@ def rowwise_expectation(sample: Sample, dtype: np.dtype) -> oracles.Expected:
     if sample.operator in MASKED:
         settings["scale"] = float(sample.arguments["scale"])
     else:
-        settings["dim"] = int(sample.arguments.get("dim", -1))
+        settings["axis"] = int(sample.arguments.get("axis", -1))
     return oracles.expected(sample.operator, arrays, **settings, out_dtype=dtype)
 
 

@@ -38,7 +38,7 @@ from ascend_grad.operators import table
 CASES = rowwise_faults.CASES | linear_faults.CASES
 
 #: Stages whose faults depend on the call.
-OF_THE_CALL = ("dim", "shape", "bounds", "target", "out")
+OF_THE_CALL = ("axis", "shape", "bounds", "target", "out")
 
 
 def listed(case: str) -> dict[str, list[Fault]]:
@@ -93,7 +93,7 @@ def misfit(sample: Sample, arrays: dict[str, np.ndarray]) -> str | None:
             if len(shape) != 1 or shape[0] < -(-sizes["BT"] // 8):
                 return name
             continue
-        if len(shape) != len(dims) or any(sizes.get(dim, n) != n for dim, n in zip(dims, shape)):
+        if len(shape) != len(dims) or any(sizes.get(axis, n) != n for axis, n in zip(dims, shape)):
             return name
         sizes |= zip(dims, shape)
         if sample.operator in (STATISTICS, TOP_K) and name == "weight" and sizes["V"] == 0:
@@ -135,7 +135,7 @@ def faults_of_shapes(draw: Draw, sample: Sample) -> Iterator[Fault]:
 def faults_of_dims(draw: Draw, sample: Sample) -> Iterator[Fault]:
     rank = max(sample.arrays[first_array(sample.operator)].ndim, 1)
     value = draw.choice((rank, -rank - 1, 9, -10, 2**70, -(2**70), np.int64(rank), 2**31, -(2**63)))
-    yield Fault("dim", "dim", str(value), constant(value), INVALID, "dim")
+    yield Fault("axis", "axis", str(value), constant(value), INVALID, "axis")
 
 
 def faults_of_bounds(draw: Draw, sample: Sample) -> Iterator[Fault]:
@@ -280,7 +280,7 @@ MADE: dict[str, Callable[[Draw, Sample], Iterator[Fault]]] = {
     "null": faults_of_nothing,
     "dtype": unequal_dtypes,
     "shape": faults_of_shapes,
-    "dim": faults_of_dims,
+    "axis": faults_of_dims,
     "bounds": faults_of_bounds,
     "target": faults_of_targets,
     "out": faults_of_results,
@@ -316,27 +316,27 @@ def faults_at(draw: Draw, sample: Sample, stage: str) -> list[Fault]:
     return made if made and (not fixed or draw.chance(0.5)) else fixed
 
 
-def as_decided(fault: Fault, spoilt: Any, dim: int) -> Fault:
-    """Return a fault of log_softmax's input as log_softmax reports it, since it checks `dim` before dtypes."""
+def as_decided(fault: Fault, spoilt: Any, axis: int) -> Fault:
+    """Return a fault of log_softmax's input as log_softmax reports it, since it checks `axis` before dtypes."""
     rank = max(getattr(spoilt, "ndim", 0), 1)
-    return fault if -rank <= dim < rank else fault._replace(stage="dim", raises=INVALID, blamed="dim")
+    return fault if -rank <= axis < rank else fault._replace(stage="axis", raises=INVALID, blamed="axis")
 
 
 def broken(draw: Draw, sample: Sample) -> list[Fault]:
     """Spoil arguments of the call, and return the faults, which may be none. The fault that is reported comes first."""
-    stages, dim = stages_of(sample), int(sample.arguments.get("dim", -1))
+    stages, axis = stages_of(sample), int(sample.arguments.get("axis", -1))
     found: list[Fault] = []
     for stage in draw.sample(stages, draw.choice((1, 1, 1, 2, 3))):
         taken = {fault.argument for fault in found}
         fresh = [fault for fault in faults_at(draw, sample, stage) if fault.argument not in taken]
         if fresh:
             found.append(draw.choice(fresh))
-    spoils_dim = any(fault.stage == "dim" for fault in found)
+    spoils_dim = any(fault.stage == "axis" for fault in found)
     if spoils_dim:
-        found = [fault for fault in found if fault.label != "rank 9"]  # log_softmax might accept the dim
+        found = [fault for fault in found if fault.label != "rank 9"]  # log_softmax might accept the axis
     for i, fault in enumerate(found):
         spoilt = fault.spoil(sample.arguments.get(fault.argument))
         if sample.operator == "log_softmax" and (fault.stage, fault.argument) == ("dtype", "input") and not spoils_dim:
-            found[i] = as_decided(fault, spoilt, dim)
+            found[i] = as_decided(fault, spoilt, axis)
         sample.arguments[fault.argument] = spoilt
     return sorted(found, key=lambda fault: stages.index(fault.stage))

@@ -46,7 +46,7 @@ STAGES = {
         *(*_NUMBERS, *_OPTIONS, "target", "temperature values"),
     ),
     "rows": (
-        *("settings", "null", "dtype", "dim", "rank", "shape", "reduction", "grad_loss", "ignore_index"),
+        *("settings", "null", "dtype", "axis", "rank", "shape", "reduction", "grad_loss", "ignore_index"),
         *("class_weight", "token_weight", "label_smoothing", "lse_square_scale", "temperature", "denominator"),
         *("outputs", "return_grad", "temperature values", "target", "out"),
     ),
@@ -109,8 +109,8 @@ def _of_array(draw: Draw, sample: Sample, stage: str, name: str) -> Iterator[Fau
     rows = _rows_of(sample)
     if name not in OF_ROWS:
         array = sample.arrays["input"]
-        dim = int(sample.arguments.get("dim", -1))
-        rows = (len(sample.arrays["weight"]),) if sample.case != "rows" else ((array.shape or (1,))[dim],)
+        axis = int(sample.arguments.get("axis", -1))
+        rows = (len(sample.arrays["weight"]),) if sample.case != "rows" else ((array.shape or (1,))[axis],)
     yield Fault(stage, name, "integers", constant(np.ones(rows, np.int64)), TYPE, name)
     yield Fault(stage, name, "one axis more", constant(np.ones((1, *rows))), INVALID, name)
     if rows:
@@ -138,11 +138,11 @@ def _shapes(draw: Draw, sample: Sample) -> Iterator[Fault]:
         yield Fault("shape", "weight", "features", lambda x: np.zeros((len(x), width), x.dtype), INVALID, "weight")
         return
     yield from _targets(draw, sample, "shape")
-    array, dim = sample.arrays["input"], int(sample.arguments["dim"])
+    array, axis = sample.arrays["input"], int(sample.arguments["axis"])
     rows = _rows_of(sample)
     if array.ndim and 0 not in rows:
         shape = list(array.shape)
-        shape[dim] = 0
+        shape[axis] = 0
         empty = np.zeros(shape, array.dtype)
         yield Fault("shape", "input", "rows of nothing", constant(empty), INVALID, "input")
 
@@ -222,7 +222,7 @@ def _target_values(draw: Draw, sample: Sample) -> Iterator[Fault]:
     if not places.size:
         return
     if sample.case == "rows":
-        start, classes = 0, (sample.arrays["input"].shape or (1,))[int(arguments["dim"])]
+        start, classes = 0, (sample.arrays["input"].shape or (1,))[int(arguments["axis"])]
     else:
         start, classes = arguments["vocab_start_index"], len(sample.arrays["weight"])
     info = np.iinfo(targets.dtype)
@@ -240,8 +240,8 @@ def _nothing(draw: Draw, sample: Sample) -> Iterator[Fault]:
 
 def _dims(draw: Draw, sample: Sample) -> Iterator[Fault]:
     rank = max(sample.arrays["input"].ndim, 1)
-    yield from _each("dim", "dim", {"end": rank, "below": -rank - 1, "far": 2**70}, INVALID)
-    yield from _each("dim", "dim", NOT_AN_INT, TYPE)
+    yield from _each("axis", "axis", {"end": rank, "below": -rank - 1, "far": 2**70}, INVALID)
+    yield from _each("axis", "axis", NOT_AN_INT, TYPE)
 
 
 def _rank(draw: Draw, sample: Sample) -> Iterator[Fault]:
@@ -255,7 +255,7 @@ _MADE: dict[str, Callable[[Draw, Sample], Iterator[Fault]]] = {
     "settings": lambda draw, sample: iter(_SETTINGS),
     "null": _nothing,
     "dtype": _dtypes,
-    "dim": _dims,
+    "axis": _dims,
     "rank": _rank,
     "shape": _shapes,
     "targets": _targets,

@@ -26,7 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "reduction": "mean", "ignore_index": -100, "vocab_start_index": 0, "grad_loss": None, "return_grad": True,
     "output_mask": (True, True), "filter_eps": 0.0, "token_weight": None, "class_weight": None, "target_prob": None,
     "label_smoothing": 0.0, "lse_square_scale": 0.0, "temperature": 1.0, "denominator": None, "bias": None,
-    "logit_scale": 1.0, "softcap": None, "outputs": (), "dim": -1, "entropy": None, **dict.fromkeys(UPSTREAM)
+    "logit_scale": 1.0, "softcap": None, "outputs": (), "axis": -1, "entropy": None, **dict.fromkeys(UPSTREAM)
 }  # fmt: skip
 
 
@@ -80,15 +80,15 @@ def draw_outputs(draw: Draw, arguments: dict[str, Any]) -> tuple[str, ...] | lis
 def draw_rows(draw: Draw, dtype: str, shape: tuple[int, ...]) -> dict[str, Any]:
     """Draw the arguments of `cross_entropy`."""
     arrays = Arrays(draw)
-    dim = draw.randrange(-max(len(shape), 1), max(len(shape), 1))
-    rows = shape[: dim % len(shape)] + shape[dim % len(shape) + 1 :] if shape else ()
-    classes = shape[dim] if shape else 1
+    axis = draw.randrange(-max(len(shape), 1), max(len(shape), 1))
+    rows = shape[: axis % len(shape)] + shape[axis % len(shape) + 1 :] if shape else ()
+    classes = shape[axis] if shape else 1
     if classes == 0 and 0 not in rows:  # such rows are refused
         shape, classes = tuple(max(length, 1) for length in shape), 1
     x = draw.choice((3, 3, 3, 100, 0)) * arrays.random.standard_normal(shape)
     several = (draw.choice((1, 2, 3)),) if draw.chance(0.25) else ()
     targets = arrays.targets(rows + several, classes, -100)
-    arguments: dict[str, Any] = {"input": np.asarray(x).astype(DTYPES[dtype]), "target": targets, "dim": dim}
+    arguments: dict[str, Any] = {"input": np.asarray(x).astype(DTYPES[dtype]), "target": targets, "axis": axis}
     if several:
         arguments["target_prob"] = arrays.floats(rows + several, 0, 1)
     arguments |= draw_options(draw, arrays, rows, classes)
@@ -284,9 +284,9 @@ def _with_outputs(call: _Call, logits: np.ndarray, error: np.ndarray, results: d
 def expected_of_rows(arguments: dict[str, Any], results: dict[str, np.ndarray]) -> dict[str, Any]:
     """Return the expected results of `cross_entropy` by name."""
     a = DEFAULTS | arguments
-    x, dim = a["input"], a["dim"]
+    x, axis = a["input"], a["axis"]
     p = oracles.precision_of(x.dtype)
-    moved = np.moveaxis(np.atleast_1d(widen(x, p.wide)), dim, -1)
+    moved = np.moveaxis(np.atleast_1d(widen(x, p.wide)), axis, -1)
     shape, classes = moved.shape[:-1], moved.shape[-1]
     rows = shape if x.ndim else ()
     count = int(np.prod(shape, dtype=np.int64))
@@ -302,7 +302,7 @@ def expected_of_rows(arguments: dict[str, Any], results: dict[str, np.ndarray]) 
         gradient, _ = call.gradient()
         of_input = (gradient.values / temperature, (gradient.bound + 8 * p.eps * np.abs(gradient.values)) / temperature)
         found["input_grad"] = _claimed(
-            *(np.moveaxis(each[:, :classes].reshape(moved.shape), -1, dim).reshape(x.shape) for each in of_input)
+            *(np.moveaxis(each[:, :classes].reshape(moved.shape), -1, axis).reshape(x.shape) for each in of_input)
         )
     return found
 

@@ -29,13 +29,13 @@ STATISTICS = ("lse", "log_prob", "entropy")
 # ---- formulas --------------------------------------------------------------------------------------------------------
 
 
-def softmax(input, dim=-1):
-    exponentials = jnp.exp(input - jax.lax.stop_gradient(input.max(dim, keepdims=True)))
-    return exponentials / exponentials.sum(dim, keepdims=True)
+def softmax(input, axis=-1):
+    exponentials = jnp.exp(input - jax.lax.stop_gradient(input.max(axis, keepdims=True)))
+    return exponentials / exponentials.sum(axis, keepdims=True)
 
 
-def log_softmax(input, dim=-1):
-    return jnp.log(softmax(input, dim))
+def log_softmax(input, axis=-1):
+    return jnp.log(softmax(input, axis))
 
 
 def scaled_masked_softmax(x, mask, scale=1.0):
@@ -43,10 +43,10 @@ def scaled_masked_softmax(x, mask, scale=1.0):
 
 
 def cross_entropy(
-    input, target, dim=-1, *, reduction="mean", ignore_index=-100, class_weight=None, token_weight=None,
+    input, target, axis=-1, *, reduction="mean", ignore_index=-100, class_weight=None, token_weight=None,
     target_prob=None, label_smoothing=0.0, lse_square_scale=0.0, temperature=1.0, denominator=None, outputs=(),
 ):  # fmt: skip
-    z = jnp.moveaxis(input, dim, -1) / (temperature[..., None] if jnp.ndim(temperature) else temperature)
+    z = jnp.moveaxis(input, axis, -1) / (temperature[..., None] if jnp.ndim(temperature) else temperature)
     ids = target[..., None] if target_prob is None else target
     is_target = ids != ignore_index
     is_counted = is_target.any(-1)
@@ -119,8 +119,8 @@ def _cases() -> Iterator[tuple[str, Case]]:
     target[[1, 6]] = -100
     several = np.where(target[:, None] < 0, -100, random.integers(0, CLASSES, (ROWS, 2)))
     yield "softmax", _case("softmax", {"input": normal((ROWS, CLASSES))})
-    yield "softmax along rows", _case("softmax", {"input": normal((ROWS, CLASSES))}, dim=0)
-    yield "log_softmax", _case("log_softmax", {"input": normal((ROWS, CLASSES, 3))}, dim=1)
+    yield "softmax along rows", _case("softmax", {"input": normal((ROWS, CLASSES))}, axis=0)
+    yield "log_softmax", _case("log_softmax", {"input": normal((ROWS, CLASSES, 3))}, axis=1)
     masked = {"x": normal((ROWS, 2, 3, 4)), "mask": random.random((1, 2, 3, 4)) < 0.3}
     yield "scaled_masked_softmax", _case("scaled_masked_softmax", masked, ("mask",), scale=0.7)
     masks = {**masked, "mask": random.random((ROWS, 1, 3, 4)) < 0.3}

@@ -29,19 +29,19 @@ def rounded_once(expected: Expected, p: Precision, dtype) -> Expected:
     return Expected(values, np.where(unclear, np.inf, bound))
 
 
-def expected(operator: str, arrays, *, dim: int = -1, scale: float | None = None, out_dtype=None) -> Expected:
+def expected(operator: str, arrays, *, axis: int = -1, scale: float | None = None, out_dtype=None) -> Expected:
     """Return values and bounds of one call, in the result's shape."""
     first = arrays[0]
     p = precision_of(first.dtype)
     # Rows are contiguous and last, so that NumPy sums pairwise.
     rows = [
-        np.ascontiguousarray(np.moveaxis(np.atleast_1d(a if a.dtype == bool else widen(a, p.wide)), dim, -1))
+        np.ascontiguousarray(np.moveaxis(np.atleast_1d(a if a.dtype == bool else widen(a, p.wide)), axis, -1))
         for a in arrays
     ]
     with np.errstate(all="ignore"):
         result = FORMULAS[operator](p, *rows, **({} if scale is None else {"scale": scale}))
         result = rounded_once(result, p, first.dtype if out_dtype is None else out_dtype)
-    return Expected(*(np.moveaxis(a, -1, dim).reshape(first.shape) for a in result))
+    return Expected(*(np.moveaxis(a, -1, axis).reshape(first.shape) for a in result))
 
 
 def rounded(values: np.ndarray, dtype) -> np.ndarray:
@@ -73,7 +73,7 @@ def errors(result: np.ndarray, expected: Expected) -> np.ndarray:
 def claimed_of_a_device(expected: Expected, operator: str, arrays, settings) -> Expected:
     """Return the values with the bounds of a device, which rounds more often and computes some rows differently."""
     if operator in ("softmax_backward", "scaled_masked_softmax_backward"):
-        return _without_overflow(expected, *arrays, dim=settings.get("dim", -1))
+        return _without_overflow(expected, *arrays, axis=settings.get("axis", -1))
     if operator == "scaled_masked_softmax" and arrays[0].dtype == np.float16:
         # The product with the scale is rounded to float16.
         x = widen(arrays[0], np.float64) * settings["scale"]
@@ -84,13 +84,13 @@ def claimed_of_a_device(expected: Expected, operator: str, arrays, settings) -> 
     return expected
 
 
-def _without_overflow(expected: Expected, g, y, mask=None, *, dim: int) -> Expected:
+def _without_overflow(expected: Expected, g, y, mask=None, *, axis: int) -> Expected:
     """Make no claim about rows in which a product g*y or s*y overflows, as some kernels compute g*y - s*y.
 
     If the difference cancels, the bounds hold for both forms.
     """
     g, y = (widen(array, np.float64) for array in (g, y))
-    axis = dim if g.ndim else None
+    axis = axis if g.ndim else None
     with np.errstate(all="ignore"):
         product = np.abs(g * y)
         total = np.sum(product, axis=axis, keepdims=True)

@@ -28,11 +28,11 @@ from samples import ARRAYS, DTYPES, MASKED, OPERATORS, random_problem
 
 #: The stages of each operator's checks, in their order. Backend and number of threads are checked first.
 STAGES = {
-    "softmax_backward": ("settings", "null", "dtype", "dim", "shape", "out"),
-    "log_softmax_backward": ("settings", "null", "dtype", "shape", "dim", "out"),
+    "softmax_backward": ("settings", "null", "dtype", "axis", "shape", "out"),
+    "log_softmax_backward": ("settings", "null", "dtype", "shape", "axis", "out"),
     "scaled_masked_softmax_backward": ("settings", "null", "dtype", "shape", "fix_triu_mask", "out"),
-    "softmax": ("settings", "null", "dtype", "dim", "shape", "out"),
-    "log_softmax": ("settings", "null", "dim", "dtype", "shape", "out"),
+    "softmax": ("settings", "null", "dtype", "axis", "shape", "out"),
+    "log_softmax": ("settings", "null", "axis", "dtype", "shape", "out"),
     "scaled_masked_softmax": ("settings", "null", "dtype", "shape", "fix_triu_mask", "out"),
 }
 
@@ -107,7 +107,7 @@ def faults_of(operator: str) -> list[Fault]:
         ]
     else:
         faults += [
-            Fault("dim", "dim", label, constant(value), kind, "dim")
+            Fault("axis", "axis", label, constant(value), kind, "axis")
             for label, value, kind in (
                 ("behind the last axis", 2, INVALID),
                 ("before the first axis", -3, INVALID),

@@ -34,7 +34,7 @@ def generator(*key: object) -> np.random.Generator:
 
 @dataclass(frozen=True)
 class Problem:
-    """Hold one call: the operator, its arrays, and ``dim`` or ``scale``."""
+    """Hold one call: the operator, its arrays, and ``axis`` or ``scale``."""
 
     operator: str
     arrays: tuple[np.ndarray, ...]
@@ -52,13 +52,13 @@ class Problem:
         return self.arrays[0].dtype
 
 
-def random_problem(operator: str, shape: tuple[int, ...], dtype, dim: int = -1) -> Problem:
+def random_problem(operator: str, shape: tuple[int, ...], dtype, axis: int = -1) -> Problem:
     """Make a problem of ordinary logits, probabilities and gradients. The rank is 4 if the operator has a mask."""
-    random = generator(operator, shape, str(dtype), dim)
+    random = generator(operator, shape, str(dtype), axis)
     masked = operator in MASKED
     logits, gradient = (random.standard_normal(shape, np.float32) for _ in range(2))
     if operator in BACKWARD:
-        axes = dim if shape else None
+        axes = axis if shape else None
         y = logits - np.log(np.sum(np.exp(logits), axis=axes, keepdims=True)) if logits.size else logits
         arrays = [gradient, y if operator == "log_softmax_backward" else np.exp(y)]
     else:
@@ -66,7 +66,7 @@ def random_problem(operator: str, shape: tuple[int, ...], dtype, dim: int = -1) 
     arrays = [np.asarray(array).astype(dtype).reshape(shape) for array in arrays]
     if masked:
         arrays.append(random.random(shape) < 0.3)
-    return Problem(operator, tuple(arrays), {"scale": 0.37} if masked else {"dim": dim})
+    return Problem(operator, tuple(arrays), {"scale": 0.37} if masked else {"axis": axis})
 
 
 # ---- adversarial rows ------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def adversarial_problem(operator: str, n: int, dtype_name: str, kinds: tuple[str
     chosen = [rows for name, rows in pairs.items() if kinds is None or any(kind in name for kind in kinds)]
     with np.errstate(all="ignore"):
         arrays = [np.stack(rows).astype(dtype) for rows in zip(*chosen, strict=True)]
-    settings: dict[str, Any] = {"dim": -1}
+    settings: dict[str, Any] = {"axis": -1}
     if operator in MASKED:
         mask = random.random(arrays[0].shape) < 0.3
         mask[0], mask[-1] = False, True

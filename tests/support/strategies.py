@@ -31,8 +31,8 @@ def shapes(draw, operator: str) -> tuple[int, ...]:
 @st.composite
 def problems(draw, operator: str) -> Problem:
     shape = draw(shapes(operator))
-    dim = -1 if operator in MASKED else draw(st.integers(-max(len(shape), 1), max(len(shape), 1) - 1))
-    return random_problem(operator, shape, DTYPES[draw(st.sampled_from(tuple(DTYPES)))], dim)
+    axis = -1 if operator in MASKED else draw(st.integers(-max(len(shape), 1), max(len(shape), 1) - 1))
+    return random_problem(operator, shape, DTYPES[draw(st.sampled_from(tuple(DTYPES)))], axis)
 
 
 @st.composite

@@ -80,9 +80,9 @@ def called_by_xla(array: np.ndarray, dims: tuple[int, ...], address: int | None 
         dtype=11, data=address or array.ctypes.data, rank=len(dims), dims=(ctypes.c_int64 * len(dims))(*dims)
     )
     buffers = Values(size=1, types=(ctypes.c_int * 1)(1), values=(ctypes.c_void_p * 1)(ctypes.addressof(buffer)))
-    dim, scale, operator = ctypes.c_int64(-1), ctypes.c_double(1), b"softmax"
+    axis, scale, operator = ctypes.c_int64(-1), ctypes.c_double(1), b"softmax"
     attributes = {
-        b"dim": (3, Scalar(5, ctypes.addressof(dim))),
+        b"axis": (3, Scalar(5, ctypes.addressof(axis))),
         b"operator": (4, Span(operator, len(operator))),
         b"scale": (3, Scalar(12, ctypes.addressof(scale))),
     }

@@ -30,7 +30,7 @@ def _row(queue: Queue, call: Call) -> Results:
     """Compute a softmax, a log-softmax, or the gradient of one."""
     inputs = [queue.put(array, quirks.computing_dtype(call)) for array in call.arrays]
     out = queue.empty(inputs[0].shape, inputs[0].dtype)
-    queue.launch(call.operator.name, *inputs, call.arguments["dim"], out)
+    queue.launch(call.operator.name, *inputs, call.arguments["axis"], out)
     return (out,)
 
 
