@@ -42,8 +42,6 @@ def cross_entropy(
     input : dask.array.Array, shape (...)
         The logits, in one chunk along `dim`. Arrays of rows are rechunked to its chunks; every task holds
         `class_weight`.
-    backend, num_threads
-        As in `softmax_backward`.
 
     Returns
     -------
@@ -96,8 +94,6 @@ def linear_cross_entropy(
     weight : numpy.ndarray or dask.array.Array, shape (V, H)
         The layer's weight, in one chunk. Every worker that computes a chunk holds it, as well as `class_weight` and
         `bias`.
-    backend, num_threads
-        As in `softmax_backward`.
 
     Returns
     -------
@@ -157,8 +153,6 @@ def linear_top_k(
     ----------
     input, weight
         As in `linear_cross_entropy`. `weight` has at least one row.
-    backend, num_threads
-        As in `softmax_backward`.
 
     Returns
     -------

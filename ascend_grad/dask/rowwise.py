@@ -73,15 +73,6 @@ def softmax_backward(
 ) -> da.Array:
     """Compute the gradient with respect to the input of a softmax, like `ascend_grad.softmax_backward`.
 
-    Parameters
-    ----------
-    backend : {"auto", "cpu", "npu", "reference"}, optional
-        The backend that computes the blocks. Default: the one set by `use_backend` at the time of this call; if there
-        is none, the process that computes a block chooses.
-    num_threads : int or None, default 1
-        Number of threads for each block. The default is 1 since the scheduler computes one block per core at a time.
-        None is the default of `ascend_grad.softmax_backward`. The result does not depend on it.
-
     Notes
     -----
     Arrays are of dask or NumPy, in one chunk along `dim`. If chunks along other axes differ between two arrays, dask
@@ -114,11 +105,6 @@ def log_softmax_backward(
 ) -> da.Array:
     """Compute the gradient with respect to the input of a log-softmax, like `ascend_grad.log_softmax_backward`.
 
-    Parameters
-    ----------
-    backend, num_threads
-        As in `softmax_backward`.
-
     Examples
     --------
     >>> import dask.array as da
@@ -148,11 +134,6 @@ def scaled_masked_softmax_backward(
 
     It is `ascend_grad.scaled_masked_softmax_backward` for dask arrays.
 
-    Parameters
-    ----------
-    backend, num_threads
-        As in `softmax_backward`.
-
     Examples
     --------
     >>> import dask.array as da
@@ -181,11 +162,6 @@ def softmax(
 ) -> da.Array:
     """Compute the softmax along one axis, like `ascend_grad.softmax`.
 
-    Parameters
-    ----------
-    backend, num_threads
-        As in `softmax_backward`.
-
     Examples
     --------
     >>> import dask.array as da
@@ -205,11 +181,6 @@ def log_softmax(
     num_threads: int | None = 1,
 ) -> da.Array:
     """Compute the natural logarithm of the softmax along one axis, like `ascend_grad.log_softmax`.
-
-    Parameters
-    ----------
-    backend, num_threads
-        As in `softmax_backward`.
 
     Examples
     --------
@@ -232,11 +203,6 @@ def scaled_masked_softmax(
     num_threads: int | None = 1,
 ) -> da.Array:
     """Compute the scaled and masked softmax over the last axis, like `ascend_grad.scaled_masked_softmax`.
-
-    Parameters
-    ----------
-    backend, num_threads
-        As in `softmax_backward`.
 
     Examples
     --------
