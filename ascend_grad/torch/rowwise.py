@@ -6,6 +6,7 @@ The gradient of a gradient is composed of the same operators and of torch's own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,9 +32,7 @@ def _with_gradients(operator: str, backward_of_backward: Callable) -> tuple[type
     name_of_backward = f"{operator}_backward"
 
     class Forward(Function):
-        @staticmethod
-        def forward(*arguments):
-            return rowwise(operator, *arguments)
+        forward = staticmethod(partial(rowwise, operator))
 
         @staticmethod
         def setup_context(ctx, inputs, output):
@@ -48,9 +47,7 @@ def _with_gradients(operator: str, backward_of_backward: Callable) -> tuple[type
             return gradient, *[None] * (len(arguments) - 2)
 
     class Backward(Function):
-        @staticmethod
-        def forward(*arguments):
-            return rowwise(name_of_backward, *arguments)
+        forward = staticmethod(partial(rowwise, name_of_backward))
 
         @staticmethod
         def setup_context(ctx, inputs, output):
