@@ -6,7 +6,6 @@ The gradient of a gradient is composed of the same operators and of torch's own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +31,9 @@ def _with_gradients(operator: str, backward_of_backward: Callable) -> tuple[type
     name_of_backward = f"{operator}_backward"
 
     class Forward(Function):
-        forward = staticmethod(partial(rowwise, operator))
+        @staticmethod
+        def forward(*arguments):
+            return rowwise(operator, *arguments)
 
         @staticmethod
         def setup_context(ctx, inputs, output):
@@ -47,7 +48,9 @@ def _with_gradients(operator: str, backward_of_backward: Callable) -> tuple[type
             return gradient, *[None] * (len(arguments) - 2)
 
     class Backward(Function):
-        forward = staticmethod(partial(rowwise, name_of_backward))
+        @staticmethod
+        def forward(*arguments):
+            return rowwise(name_of_backward, *arguments)
 
         @staticmethod
         def setup_context(ctx, inputs, output):
