@@ -134,6 +134,13 @@ class DaskLinearLossOptions(LinearNumpyOptions[Array, Number], RequestedResults,
     vocab_start_index: int
 
 
+class BlockOptions(TypedDict, total=False):
+    """Options of the row-wise functions in dask."""
+
+    backend: str | None
+    num_threads: int | None
+
+
 class TopKOptions(ShardOptions, Generic[Array, Number], total=False):
     """Options of the largest log-probabilities of a linear layer over ranks."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import dask.array as da
 import numpy as np
@@ -14,8 +14,13 @@ import ascend_grad as ag
 
 from .._call import Operator
 from ..operators import table
-from ..operators.signatures import documented
+from ..operators.signatures import completed, with_options
 from .arrays import WORDS, as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in, validated
+
+if TYPE_CHECKING:
+    from ..option_types import BlockOptions
+
+_OPTIONS = {"backend": None, "num_threads": 1}
 
 
 def blockwise(
@@ -62,14 +67,13 @@ def _with_out(function: Callable[..., NDArray], dtype: np.dtype, *arrays: NDArra
     return function(*arrays, out=np.empty(arrays[0].shape, dtype), **settings)
 
 
-@documented(WORDS, like=ag.softmax_backward)
+def _computed(operator: Operator, options: BlockOptions, **values: Any) -> da.Array:
+    return blockwise(operator, values, **completed(options, _OPTIONS, operator.name))
+
+
+@with_options(_OPTIONS, WORDS, like=ag.softmax_backward)
 def softmax_backward(
-    grad_output: da.Array | NDArray,
-    output: da.Array | NDArray,
-    dim: int = -1,
-    *,
-    backend: str | None = None,
-    num_threads: int | None = 1,
+    grad_output: da.Array | NDArray, output: da.Array | NDArray, dim: int = -1, **options: Unpack[BlockOptions]
 ) -> da.Array:
     """Compute the gradient with respect to the input of a softmax, like `ascend_grad.softmax_backward`.
 
@@ -89,19 +93,12 @@ def softmax_backward(
     >>> agd.softmax_backward(da.eye(4, chunks=4)[:, :2].rechunk((2, 2)), y).compute()[0]
     array([ 0.25, -0.25])
     """
-    return blockwise(
-        table.SOFTMAX_BACKWARD, {"grad_output": grad_output, "output": output, "dim": dim}, backend, num_threads
-    )
+    return _computed(table.SOFTMAX_BACKWARD, options, grad_output=grad_output, output=output, dim=dim)
 
 
-@documented(WORDS, like=ag.log_softmax_backward)
+@with_options(_OPTIONS, WORDS, like=ag.log_softmax_backward)
 def log_softmax_backward(
-    grad_output: da.Array | NDArray,
-    output: da.Array | NDArray,
-    dim: int = -1,
-    *,
-    backend: str | None = None,
-    num_threads: int | None = 1,
+    grad_output: da.Array | NDArray, output: da.Array | NDArray, dim: int = -1, **options: Unpack[BlockOptions]
 ) -> da.Array:
     """Compute the gradient with respect to the input of a log-softmax, like `ascend_grad.log_softmax_backward`.
 
@@ -114,21 +111,17 @@ def log_softmax_backward(
     ... ]
     array([0., 0.])
     """
-    return blockwise(
-        table.LOG_SOFTMAX_BACKWARD, {"grad_output": grad_output, "output": output, "dim": dim}, backend, num_threads
-    )
+    return _computed(table.LOG_SOFTMAX_BACKWARD, options, grad_output=grad_output, output=output, dim=dim)
 
 
-@documented(WORDS, like=ag.scaled_masked_softmax_backward)
+@with_options(_OPTIONS, WORDS, like=ag.scaled_masked_softmax_backward)
 def scaled_masked_softmax_backward(
     grad_output: da.Array | NDArray,
     y: da.Array | NDArray,
     mask: da.Array | NDArray,
     scale: float = 1.0,
     fix_triu_mask: bool = False,
-    *,
-    backend: str | None = None,
-    num_threads: int | None = 1,
+    **options: Unpack[BlockOptions],
 ) -> da.Array:
     """Compute the gradient of a scaled and masked softmax over the last axis.
 
@@ -144,22 +137,19 @@ def scaled_masked_softmax_backward(
     >>> agd.scaled_masked_softmax_backward(y * np.array([2.0, 0.0]), y, mask).compute()[0]
     array([[[0.25, 0.  ]]])
     """
-    return blockwise(
+    return _computed(
         table.SCALED_MASKED_SOFTMAX_BACKWARD,
-        {"grad_output": grad_output, "y": y, "mask": mask, "scale": scale, "fix_triu_mask": fix_triu_mask},
-        backend,
-        num_threads,
+        options,
+        grad_output=grad_output,
+        y=y,
+        mask=mask,
+        scale=scale,
+        fix_triu_mask=fix_triu_mask,
     )
 
 
-@documented(WORDS, like=ag.softmax)
-def softmax(
-    input: da.Array | NDArray,
-    dim: int = -1,
-    *,
-    backend: str | None = None,
-    num_threads: int | None = 1,
-) -> da.Array:
+@with_options(_OPTIONS, WORDS, like=ag.softmax)
+def softmax(input: da.Array | NDArray, dim: int = -1, **options: Unpack[BlockOptions]) -> da.Array:
     """Compute the softmax along one axis, like `ascend_grad.softmax`.
 
     Examples
@@ -169,17 +159,11 @@ def softmax(
     >>> agd.softmax(da.zeros((4, 2), chunks=(2, 2)))
     dask.array<softmax, shape=(4, 2), dtype=float64, chunksize=(2, 2), chunktype=numpy.ndarray>
     """
-    return blockwise(table.SOFTMAX, {"input": input, "dim": dim}, backend, num_threads)
+    return _computed(table.SOFTMAX, options, input=input, dim=dim)
 
 
-@documented(WORDS, like=ag.log_softmax)
-def log_softmax(
-    input: da.Array | NDArray,
-    dim: int = -1,
-    *,
-    backend: str | None = None,
-    num_threads: int | None = 1,
-) -> da.Array:
+@with_options(_OPTIONS, WORDS, like=ag.log_softmax)
+def log_softmax(input: da.Array | NDArray, dim: int = -1, **options: Unpack[BlockOptions]) -> da.Array:
     """Compute the natural logarithm of the softmax along one axis, like `ascend_grad.log_softmax`.
 
     Examples
@@ -189,18 +173,16 @@ def log_softmax(
     >>> agd.log_softmax(da.zeros((4, 2), chunks=(2, 2))).compute()[0].round(3)
     array([-0.693, -0.693])
     """
-    return blockwise(table.LOG_SOFTMAX, {"input": input, "dim": dim}, backend, num_threads)
+    return _computed(table.LOG_SOFTMAX, options, input=input, dim=dim)
 
 
-@documented(WORDS, like=ag.scaled_masked_softmax)
+@with_options(_OPTIONS, WORDS, like=ag.scaled_masked_softmax)
 def scaled_masked_softmax(
     x: da.Array | NDArray,
     mask: da.Array | NDArray,
     scale: float = 1.0,
     fix_triu_mask: bool = False,
-    *,
-    backend: str | None = None,
-    num_threads: int | None = 1,
+    **options: Unpack[BlockOptions],
 ) -> da.Array:
     """Compute the scaled and masked softmax over the last axis, like `ascend_grad.scaled_masked_softmax`.
 
@@ -213,9 +195,4 @@ def scaled_masked_softmax(
     >>> agd.scaled_masked_softmax(da.zeros((2, 1, 1, 4), chunks=(1, 1, 1, 4)), mask).compute()[0]
     array([[[0.5, 0.5, 0. , 0. ]]])
     """
-    return blockwise(
-        table.SCALED_MASKED_SOFTMAX,
-        {"x": x, "mask": mask, "scale": scale, "fix_triu_mask": fix_triu_mask},
-        backend,
-        num_threads,
-    )
+    return _computed(table.SCALED_MASKED_SOFTMAX, options, x=x, mask=mask, scale=scale, fix_triu_mask=fix_triu_mask)

@@ -22,6 +22,11 @@ from .tensors import TENSORS, check_tensors
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
+def _computation(operator: str) -> staticmethod:
+    """Return the function that computes an operator. Compilers cannot trace `functools.partial` here."""
+    return staticmethod(lambda *arguments: rowwise(operator, *arguments))
+
+
 def _with_gradients(operator: str, backward_of_backward: Callable) -> tuple[type[Function], type[Function]]:
     """Return the functions of an operator and of its backward operator; torch can differentiate both.
 
@@ -31,9 +36,7 @@ def _with_gradients(operator: str, backward_of_backward: Callable) -> tuple[type
     name_of_backward = f"{operator}_backward"
 
     class Forward(Function):
-        @staticmethod
-        def forward(*arguments):
-            return rowwise(operator, *arguments)
+        forward = _computation(operator)
 
         @staticmethod
         def setup_context(ctx, inputs, output):
@@ -48,9 +51,7 @@ def _with_gradients(operator: str, backward_of_backward: Callable) -> tuple[type
             return gradient, *[None] * (len(arguments) - 2)
 
     class Backward(Function):
-        @staticmethod
-        def forward(*arguments):
-            return rowwise(name_of_backward, *arguments)
+        forward = _computation(name_of_backward)
 
         @staticmethod
         def setup_context(ctx, inputs, output):
