@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 import ascend_grad as ag
 
 from ..operators.results import LinearTopK, LossResult
-from ..operators.signatures import completed, with_options
+from ..operators.signatures import completed, documented, with_options
 from ..operators.table import CROSS_ENTROPY, LINEAR_CROSS_ENTROPY, LINEAR_TOP_K
 from . import tasks
-from .arrays import backend_of_blocks, keywords_of
+from .arrays import WORDS, backend_of_blocks, keywords_of
 from .row_blocks import OR_NUMBERS, loss, row_blocks
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _OF_LOGITS, _OF_LAYER = keywords_of(ag.cross_entropy), keywords_of(ag.linear_cross_entropy)
 
 
-@with_options(_OF_LOGITS)
+@with_options(_OF_LOGITS, WORDS, like=ag.cross_entropy)
 def cross_entropy(
     input: da.Array | NDArray,
     target: da.Array | NDArray,
@@ -42,20 +42,12 @@ def cross_entropy(
     input : dask.array.Array, shape (...)
         The logits, in one chunk along `dim`. Arrays of rows are rechunked to its chunks; every task holds
         `class_weight`.
-    target, dim
-        As in `ascend_grad.cross_entropy`.
-    .. options:: as in `ascend_grad.cross_entropy`; `num_threads` as in `softmax_backward`
 
     Returns
     -------
     LossResult
         The loss, the gradient and the requested outputs as dask arrays, yet to be computed, of the shapes and dtypes
         that `ascend_grad.cross_entropy` gives them.
-
-    Raises
-    ------
-    AscendGradError
-        As `ascend_grad.cross_entropy`. Values and blocks are checked when their block is computed.
 
     Notes
     -----
@@ -80,7 +72,7 @@ def cross_entropy(
     return loss(CROSS_ENTROPY, values | lists, in_pairs=False)
 
 
-@with_options(_OF_LAYER)
+@with_options(_OF_LAYER, WORDS, like=ag.linear_cross_entropy)
 def linear_cross_entropy(
     input: da.Array | NDArray,
     weight: da.Array | NDArray,
@@ -102,9 +94,6 @@ def linear_cross_entropy(
     weight : numpy.ndarray or dask.array.Array, shape (V, H)
         The layer's weight, in one chunk. Every worker that computes a chunk holds it, as well as `class_weight` and
         `bias`.
-    target
-        As in `ascend_grad.linear_cross_entropy`.
-    .. options:: as in `ascend_grad.linear_cross_entropy`, with `workspace_bytes` for each chunk
 
     Returns
     -------
@@ -112,15 +101,11 @@ def linear_cross_entropy(
         The results as dask arrays, yet to be computed, of the fields, shapes and dtypes that
         `ascend_grad.linear_cross_entropy` gives them. Those of tokens have the chunks of `input`, others one chunk.
 
-    Raises
-    ------
-    AscendGradError
-        As `ascend_grad.linear_cross_entropy`. Values and blocks are checked when their chunk is computed. The message
-        names a target that is neither in the vocabulary nor `ignore_index` by its row in the chunk, and a block of
-        another dtype or shape than its array's by its index.
-
     Notes
     -----
+    A message about a target that is neither in the vocabulary nor `ignore_index` names its row in the chunk.
+    `workspace_bytes` is for each chunk.
+
     ``dask.compute(*result)`` computes all results together. Computing one of them alone costs as much, so `return_grad`
     and `output_mask` should select only the results that are needed.
 
@@ -146,6 +131,7 @@ def linear_cross_entropy(
     return loss(LINEAR_CROSS_ENTROPY, values, in_pairs=True)
 
 
+@documented(WORDS, like=ag.linear_top_k)
 def linear_top_k(
     input: da.Array | NDArray,
     weight: da.Array | NDArray,
@@ -167,21 +153,12 @@ def linear_top_k(
     ----------
     input, weight
         As in `linear_cross_entropy`. `weight` has at least one row.
-    k, temperature, bias, logit_scale, softcap, workspace_bytes
-        As in `ascend_grad.linear_top_k`, for each chunk.
-    backend, num_threads
-        As in `softmax_backward`.
 
     Returns
     -------
     LinearTopK
         The results of `ascend_grad.linear_top_k` as dask arrays, in the chunks of `input` along the tokens.
         ``dask.compute(*result)`` computes both together.
-
-    Raises
-    ------
-    AscendGradError
-        As `ascend_grad.linear_top_k`. Blocks are checked when their chunk is computed.
 
     Examples
     --------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import dask.array as da
 import numpy as np
@@ -14,7 +14,13 @@ import ascend_grad as ag
 
 from .._call import Operator
 from ..operators import table
-from .arrays import as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in, validated
+from ..operators.signatures import completed, with_options
+from .arrays import WORDS, as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in, validated
+
+if TYPE_CHECKING:
+    from ..option_types import BlockOptions
+
+_OPTIONS = {"backend": None, "num_threads": 1}
 
 
 def blockwise(
@@ -61,41 +67,21 @@ def _with_out(function: Callable[..., NDArray], dtype: np.dtype, *arrays: NDArra
     return function(*arrays, out=np.empty(arrays[0].shape, dtype), **settings)
 
 
+def _computed(operator: Operator, options: BlockOptions, **values: Any) -> da.Array:
+    return blockwise(operator, values, **completed(options, _OPTIONS, operator.name))
+
+
+@with_options(_OPTIONS, WORDS, like=ag.softmax_backward)
 def softmax_backward(
-    grad_output: da.Array | NDArray,
-    output: da.Array | NDArray,
-    dim: int = -1,
-    *,
-    backend: str | None = None,
-    num_threads: int | None = 1,
+    grad_output: da.Array | NDArray, output: da.Array | NDArray, dim: int = -1, **options: Unpack[BlockOptions]
 ) -> da.Array:
     """Compute the gradient with respect to the input of a softmax, like `ascend_grad.softmax_backward`.
 
-    Parameters
-    ----------
-    grad_output, output, dim
-        As in `ascend_grad.softmax_backward`; arrays of dask or NumPy, in one chunk along `dim`. If chunks along other
-        axes differ between the two arrays, dask splits both arrays at all chunk borders.
-    backend : {"auto", "cpu", "npu", "reference"}, optional
-        The backend that computes the blocks. Default: the one set by `use_backend` at the time of this call; if there
-        is none, the process that computes a block chooses.
-    num_threads : int or None, default 1
-        Number of threads for each block. The default is 1 since the scheduler computes one block per core at a time.
-        None is the default of `ascend_grad.softmax_backward`. The result does not depend on it.
-
-    Returns
-    -------
-    dask.array.Array
-        The result, yet to be computed, of the shape and dtype of `grad_output`.
-
-    Raises
-    ------
-    AscendGradError
-        As `ascend_grad.softmax_backward`, or chunk sizes are unknown, or there are several chunks along `dim`. A
-        block whose dtype or shape differs from its array's is found when it is computed; the message names its index.
-
     Notes
     -----
+    Arrays are of dask or NumPy, in one chunk along `dim`. If chunks along other axes differ between two arrays, dask
+    splits both arrays at all chunk borders. All results of `ascend_grad.dask` are yet to be computed.
+
     There is no `out`, as the result has no memory before it is computed; `dask.array.store` writes it to an existing
     array.
 
@@ -107,37 +93,14 @@ def softmax_backward(
     >>> agd.softmax_backward(da.eye(4, chunks=4)[:, :2].rechunk((2, 2)), y).compute()[0]
     array([ 0.25, -0.25])
     """
-    return blockwise(
-        table.SOFTMAX_BACKWARD, {"grad_output": grad_output, "output": output, "dim": dim}, backend, num_threads
-    )
+    return _computed(table.SOFTMAX_BACKWARD, options, grad_output=grad_output, output=output, dim=dim)
 
 
+@with_options(_OPTIONS, WORDS, like=ag.log_softmax_backward)
 def log_softmax_backward(
-    grad_output: da.Array | NDArray,
-    output: da.Array | NDArray,
-    dim: int = -1,
-    *,
-    backend: str | None = None,
-    num_threads: int | None = 1,
+    grad_output: da.Array | NDArray, output: da.Array | NDArray, dim: int = -1, **options: Unpack[BlockOptions]
 ) -> da.Array:
     """Compute the gradient with respect to the input of a log-softmax, like `ascend_grad.log_softmax_backward`.
-
-    Parameters
-    ----------
-    grad_output, output, dim
-        As in `ascend_grad.log_softmax_backward`. Chunks are as in `softmax_backward`.
-    backend, num_threads
-        As in `softmax_backward`.
-
-    Returns
-    -------
-    dask.array.Array
-        The result, yet to be computed, of the shape and dtype of `grad_output`.
-
-    Raises
-    ------
-    AscendGradError
-        As `ascend_grad.log_softmax_backward` and `softmax_backward`.
 
     Examples
     --------
@@ -148,41 +111,21 @@ def log_softmax_backward(
     ... ]
     array([0., 0.])
     """
-    return blockwise(
-        table.LOG_SOFTMAX_BACKWARD, {"grad_output": grad_output, "output": output, "dim": dim}, backend, num_threads
-    )
+    return _computed(table.LOG_SOFTMAX_BACKWARD, options, grad_output=grad_output, output=output, dim=dim)
 
 
+@with_options(_OPTIONS, WORDS, like=ag.scaled_masked_softmax_backward)
 def scaled_masked_softmax_backward(
     grad_output: da.Array | NDArray,
     y: da.Array | NDArray,
     mask: da.Array | NDArray,
     scale: float = 1.0,
     fix_triu_mask: bool = False,
-    *,
-    backend: str | None = None,
-    num_threads: int | None = 1,
+    **options: Unpack[BlockOptions],
 ) -> da.Array:
     """Compute the gradient of a scaled and masked softmax over the last axis.
 
     It is `ascend_grad.scaled_masked_softmax_backward` for dask arrays.
-
-    Parameters
-    ----------
-    grad_output, y, mask, scale, fix_triu_mask
-        As in `ascend_grad.scaled_masked_softmax_backward`. Chunks are as in `softmax_backward`.
-    backend, num_threads
-        As in `softmax_backward`.
-
-    Returns
-    -------
-    dask.array.Array
-        The result, yet to be computed, of the shape and dtype of `grad_output`.
-
-    Raises
-    ------
-    AscendGradError
-        As `ascend_grad.scaled_masked_softmax_backward` and `softmax_backward`.
 
     Examples
     --------
@@ -194,39 +137,20 @@ def scaled_masked_softmax_backward(
     >>> agd.scaled_masked_softmax_backward(y * np.array([2.0, 0.0]), y, mask).compute()[0]
     array([[[0.25, 0.  ]]])
     """
-    return blockwise(
+    return _computed(
         table.SCALED_MASKED_SOFTMAX_BACKWARD,
-        {"grad_output": grad_output, "y": y, "mask": mask, "scale": scale, "fix_triu_mask": fix_triu_mask},
-        backend,
-        num_threads,
+        options,
+        grad_output=grad_output,
+        y=y,
+        mask=mask,
+        scale=scale,
+        fix_triu_mask=fix_triu_mask,
     )
 
 
-def softmax(
-    input: da.Array | NDArray,
-    dim: int = -1,
-    *,
-    backend: str | None = None,
-    num_threads: int | None = 1,
-) -> da.Array:
+@with_options(_OPTIONS, WORDS, like=ag.softmax)
+def softmax(input: da.Array | NDArray, dim: int = -1, **options: Unpack[BlockOptions]) -> da.Array:
     """Compute the softmax along one axis, like `ascend_grad.softmax`.
-
-    Parameters
-    ----------
-    input, dim
-        As in `ascend_grad.softmax`. Chunks are as in `softmax_backward`.
-    backend, num_threads
-        As in `softmax_backward`.
-
-    Returns
-    -------
-    dask.array.Array
-        The result, yet to be computed, of the shape and dtype of `input`.
-
-    Raises
-    ------
-    AscendGradError
-        As `ascend_grad.softmax` and `softmax_backward`.
 
     Examples
     --------
@@ -235,34 +159,12 @@ def softmax(
     >>> agd.softmax(da.zeros((4, 2), chunks=(2, 2)))
     dask.array<softmax, shape=(4, 2), dtype=float64, chunksize=(2, 2), chunktype=numpy.ndarray>
     """
-    return blockwise(table.SOFTMAX, {"input": input, "dim": dim}, backend, num_threads)
+    return _computed(table.SOFTMAX, options, input=input, dim=dim)
 
 
-def log_softmax(
-    input: da.Array | NDArray,
-    dim: int = -1,
-    *,
-    backend: str | None = None,
-    num_threads: int | None = 1,
-) -> da.Array:
+@with_options(_OPTIONS, WORDS, like=ag.log_softmax)
+def log_softmax(input: da.Array | NDArray, dim: int = -1, **options: Unpack[BlockOptions]) -> da.Array:
     """Compute the natural logarithm of the softmax along one axis, like `ascend_grad.log_softmax`.
-
-    Parameters
-    ----------
-    input, dim
-        As in `ascend_grad.log_softmax`. Chunks are as in `softmax_backward`.
-    backend, num_threads
-        As in `softmax_backward`.
-
-    Returns
-    -------
-    dask.array.Array
-        The result, yet to be computed, of the shape and dtype of `input`.
-
-    Raises
-    ------
-    AscendGradError
-        As `ascend_grad.log_softmax` and `softmax_backward`.
 
     Examples
     --------
@@ -271,36 +173,18 @@ def log_softmax(
     >>> agd.log_softmax(da.zeros((4, 2), chunks=(2, 2))).compute()[0].round(3)
     array([-0.693, -0.693])
     """
-    return blockwise(table.LOG_SOFTMAX, {"input": input, "dim": dim}, backend, num_threads)
+    return _computed(table.LOG_SOFTMAX, options, input=input, dim=dim)
 
 
+@with_options(_OPTIONS, WORDS, like=ag.scaled_masked_softmax)
 def scaled_masked_softmax(
     x: da.Array | NDArray,
     mask: da.Array | NDArray,
     scale: float = 1.0,
     fix_triu_mask: bool = False,
-    *,
-    backend: str | None = None,
-    num_threads: int | None = 1,
+    **options: Unpack[BlockOptions],
 ) -> da.Array:
     """Compute the scaled and masked softmax over the last axis, like `ascend_grad.scaled_masked_softmax`.
-
-    Parameters
-    ----------
-    x, mask, scale, fix_triu_mask
-        As in `ascend_grad.scaled_masked_softmax`. Chunks are as in `softmax_backward`.
-    backend, num_threads
-        As in `softmax_backward`.
-
-    Returns
-    -------
-    dask.array.Array
-        The result, yet to be computed, of the shape and dtype of `x`.
-
-    Raises
-    ------
-    AscendGradError
-        As `ascend_grad.scaled_masked_softmax` and `softmax_backward`.
 
     Examples
     --------
@@ -311,9 +195,4 @@ def scaled_masked_softmax(
     >>> agd.scaled_masked_softmax(da.zeros((2, 1, 1, 4), chunks=(1, 1, 1, 4)), mask).compute()[0]
     array([[[0.5, 0.5, 0. , 0. ]]])
     """
-    return blockwise(
-        table.SCALED_MASKED_SOFTMAX,
-        {"x": x, "mask": mask, "scale": scale, "fix_triu_mask": fix_triu_mask},
-        backend,
-        num_threads,
-    )
+    return _computed(table.SCALED_MASKED_SOFTMAX, options, x=x, mask=mask, scale=scale, fix_triu_mask=fix_triu_mask)

@@ -12,6 +12,13 @@ from ..arguments import check_class, shown
 from ..arrays import native
 from ..errors import ParamTypeError
 from ..inspection import bound_call
+from ..operators.signatures import Words
+
+_ERRORS = """
+AscendGradError
+    As the function of `ascend_grad` for shapes, dtypes and numbers, or an argument that is no array is traced.
+"""
+WORDS = Words("jax.Array", errors=_ERRORS)
 
 
 def as_array(value: object, name: str, operator: str) -> jax.Array | None:

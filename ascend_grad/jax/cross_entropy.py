@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import jax
 
+import ascend_grad as ag
+
 from .. import _xla_cross_entropy
 from ..operators.results import LossResult
-from ..operators.signatures import Words, completed, options_of, with_options
+from ..operators.signatures import completed, options_of, with_options
+from .arrays import WORDS
 from .losses import loss
 
 if TYPE_CHECKING:
-    from ..option_types import LossOptions, Outputs
+    from ..option_types import JaxLossOptions, Outputs
+
+    Options = JaxLossOptions[jax.Array, float]
 
 jax.ffi.register_ffi_target("ascend_grad_cross_entropy", _xla_cross_entropy.handler(), platform="cpu")
 _OPTIONS = options_of(of_logits=True)
@@ -20,31 +25,17 @@ _OPTIONS = options_of(of_logits=True)
 
 @overload
 def cross_entropy(
-    input: jax.Array,
-    target: jax.Array,
-    dim: int = -1,
-    *,
-    ignore_index: int = -100,
-    class_weight: jax.Array | None = None,
-    outputs: tuple[()] = (),
-    **options: Unpack[LossOptions[jax.Array, float]],
+    input: jax.Array, target: jax.Array, dim: int = -1, *, outputs: tuple[()] = (), **options: Unpack[Options]
 ) -> jax.Array: ...
 
 
 @overload
 def cross_entropy(
-    input: jax.Array,
-    target: jax.Array,
-    dim: int = -1,
-    *,
-    ignore_index: int = -100,
-    class_weight: jax.Array | None = None,
-    outputs: Outputs,
-    **options: Unpack[LossOptions[jax.Array, float]],
+    input: jax.Array, target: jax.Array, dim: int = -1, *, outputs: Outputs, **options: Unpack[Options]
 ) -> LossResult[jax.Array]: ...
 
 
-@with_options(_OPTIONS, Words("jax.Array", "float"))
+@with_options(_OPTIONS, WORDS, like=ag.cross_entropy)
 def cross_entropy(
     input: jax.Array,
     target: jax.Array,
@@ -59,12 +50,6 @@ def cross_entropy(
 
     It is `ascend_grad.cross_entropy` for JAX, with the same formula and the same options.
 
-    Parameters
-    ----------
-    input, target, dim, reduction, ignore_index, num_threads
-        As in `ascend_grad.cross_entropy`. Options that are no arrays are not traced.
-    .. options:: as in `ascend_grad.cross_entropy`
-
     Returns
     -------
     jax.Array or LossResult
@@ -73,8 +58,6 @@ def cross_entropy(
 
     Raises
     ------
-    AscendGradError
-        As `ascend_grad.cross_entropy` for shapes, dtypes and numbers, or an option that is no array is traced.
     NotImplementedError
         An option is differentiated, or the gradient is differentiated once more.
     jax.errors.JaxRuntimeError

@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import jax
 
+import ascend_grad as ag
+
 from .. import _xla_linear
 from ..operators.results import LossResult
-from ..operators.signatures import Words, completed, options_of, with_options
+from ..operators.signatures import completed, options_of, with_options
+from .arrays import WORDS
 from .losses import loss
 
 if TYPE_CHECKING:
-    from ..option_types import LinearLossOptions, Outputs
+    from ..option_types import JaxLinearLossOptions, Outputs
+
+    Options = JaxLinearLossOptions[jax.Array, float]
 
 jax.ffi.register_ffi_target("ascend_grad_linear_cross_entropy", _xla_linear.handler(), platform="cpu")
 _OPTIONS = options_of()
@@ -20,33 +25,17 @@ _OPTIONS = options_of()
 
 @overload
 def linear_cross_entropy(
-    input: jax.Array,
-    weight: jax.Array,
-    target: jax.Array,
-    *,
-    ignore_index: int = -100,
-    class_weight: jax.Array | None = None,
-    bias: jax.Array | None = None,
-    outputs: tuple[()] = (),
-    **options: Unpack[LinearLossOptions[jax.Array, float]],
+    input: jax.Array, weight: jax.Array, target: jax.Array, *, outputs: tuple[()] = (), **options: Unpack[Options]
 ) -> jax.Array: ...
 
 
 @overload
 def linear_cross_entropy(
-    input: jax.Array,
-    weight: jax.Array,
-    target: jax.Array,
-    *,
-    ignore_index: int = -100,
-    class_weight: jax.Array | None = None,
-    bias: jax.Array | None = None,
-    outputs: Outputs,
-    **options: Unpack[LinearLossOptions[jax.Array, float]],
+    input: jax.Array, weight: jax.Array, target: jax.Array, *, outputs: Outputs, **options: Unpack[Options]
 ) -> LossResult[jax.Array]: ...
 
 
-@with_options(_OPTIONS, Words("jax.Array", "float"))
+@with_options(_OPTIONS, WORDS, like=ag.linear_cross_entropy)
 def linear_cross_entropy(
     input: jax.Array,
     weight: jax.Array,
@@ -63,12 +52,6 @@ def linear_cross_entropy(
     It is `ascend_grad.linear_cross_entropy` for JAX, with the same formula and the same options. `jax.grad` computes
     the gradients with respect to `input`, `weight` and `bias` that are needed.
 
-    Parameters
-    ----------
-    input, weight, target, reduction, ignore_index, filter_eps, num_threads
-        As in `ascend_grad.linear_cross_entropy`. Options that are no arrays are not traced.
-    .. options:: as in `ascend_grad.linear_cross_entropy`
-
     Returns
     -------
     jax.Array or LossResult
@@ -76,8 +59,6 @@ def linear_cross_entropy(
 
     Raises
     ------
-    AscendGradError
-        As `ascend_grad.linear_cross_entropy` for shapes, dtypes and numbers, or an option that is no array is traced.
     NotImplementedError
         `token_weight`, `class_weight`, `target_prob` or `temperature` is differentiated, which the loss has no gradient
         for; or the gradient is differentiated once more.

@@ -10,8 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import ascend_grad as ag
+
 from .. import _xla_rowwise
-from .arrays import as_array, check
+from ..operators.signatures import documented
+from .arrays import WORDS, as_array, check
 from .meshes import aligned, compiled_call, sharded_as
 
 _TARGET = "ascend_grad_rowwise"
@@ -104,23 +107,9 @@ def _call(operator: str, arrays: dict[str, Any], **settings: Any) -> jax.Array:
     return sharded_as(result, next(iter(found.values())))  # `aligned` may have dropped the sharding
 
 
+@documented(WORDS, like=ag.softmax)
 def softmax(input: jax.Array, dim: int = -1) -> jax.Array:
     """Compute the softmax along one dimension, like `ascend_grad.softmax` and `jax.nn.softmax`.
-
-    Parameters
-    ----------
-    input, dim
-        As in `ascend_grad.softmax`. `dim` is not traced.
-
-    Returns
-    -------
-    jax.Array
-        An array of the dtype of `input`.
-
-    Raises
-    ------
-    AscendGradError
-        As `ascend_grad.softmax`.
 
     Examples
     --------
@@ -132,23 +121,9 @@ def softmax(input: jax.Array, dim: int = -1) -> jax.Array:
     return _call("softmax", {"input": input}, dim=dim)
 
 
+@documented(WORDS, like=ag.log_softmax)
 def log_softmax(input: jax.Array, dim: int = -1) -> jax.Array:
     """Compute the natural logarithm of the softmax, like `ascend_grad.log_softmax` and `jax.nn.log_softmax`.
-
-    Parameters
-    ----------
-    input, dim
-        As in `ascend_grad.log_softmax`. `dim` is not traced.
-
-    Returns
-    -------
-    jax.Array
-        An array of the dtype of `input`.
-
-    Raises
-    ------
-    AscendGradError
-        As `ascend_grad.log_softmax`.
 
     Examples
     --------
@@ -160,23 +135,9 @@ def log_softmax(input: jax.Array, dim: int = -1) -> jax.Array:
     return _call("log_softmax", {"input": input}, dim=dim)
 
 
+@documented(WORDS, like=ag.scaled_masked_softmax)
 def scaled_masked_softmax(x: jax.Array, mask: jax.Array, scale: float = 1.0) -> jax.Array:
     r"""Compute the scaled and masked softmax over the last dimension, like `ascend_grad.scaled_masked_softmax`.
-
-    Parameters
-    ----------
-    x, mask, scale
-        As in `ascend_grad.scaled_masked_softmax`. `scale` is not traced.
-
-    Returns
-    -------
-    jax.Array
-        An array of the dtype of `x`.
-
-    Raises
-    ------
-    AscendGradError
-        As `ascend_grad.scaled_masked_softmax`.
 
     Examples
     --------

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from .._dispatch import run
 from . import table
 from .results import OnlineMaxSum
+from .signatures import documented
 
 
 def softmax_backward(
@@ -28,14 +29,15 @@ def softmax_backward(
     Parameters
     ----------
     grad_output : array_like, shape (...)
-        The gradient :math:`g` with respect to the softmax's result. Rank 0 to 8; float32, float16, bfloat16 or float64.
+        The gradient :math:`g` with respect to the result. Rank 0 to 8; float32, float16, bfloat16 or float64.
     output : array_like, shape (...)
         The softmax's result :math:`y`, of the shape and dtype of `grad_output`. Any values are accepted.
     dim : int, default -1
         The axis of the softmax.
     out : ndarray or tensor, optional
-        The array for the result, of the result's shape, any strides, and any of the four floating dtypes (the
-        accumulator is rounded once, to that dtype). It may be one of the inputs or overlap them.
+        The array for the result, which is returned instead of a new, C-contiguous one: of the result's shape, any
+        strides, and any of the four floating dtypes (the accumulator is rounded once, to that dtype). It may be one of
+        the inputs or overlap them.
     backend : {"auto", "cpu", "npu", "reference"}, optional
         The backend; default: `use_backend`, then ``ASCEND_GRAD_BACKEND``, then the device if it takes the call.
     num_threads : int, optional
@@ -45,14 +47,14 @@ def softmax_backward(
     Returns
     -------
     ndarray
-        The gradient: `out`, or a new C-contiguous array of the dtype of `grad_output`.
+        The gradient, of the shape and dtype of `grad_output`.
 
     Raises
     ------
     ParamNullptrError
-        161001: `grad_output` or `output` is None.
+        161001: a required array is None.
     ParamInvalidError
-        161002: a dtype, `dim`, a shape or `out` is not as described (a dtype or kind: its subclass `ParamTypeError`).
+        161002: an argument is not as described (a dtype or kind: its subclass `ParamTypeError`).
     BackendUnavailableError
         An array is on an unsupported device, or the requested backend cannot compute the call.
 
@@ -88,6 +90,7 @@ def softmax_backward(
     return run(table.SOFTMAX_BACKWARD, [grad_output, output, dim], out, backend, num_threads)
 
 
+@documented(like=softmax_backward)
 def log_softmax_backward(
     grad_output: ArrayLike,
     output: ArrayLike,
@@ -103,27 +106,8 @@ def log_softmax_backward(
 
     Parameters
     ----------
-    grad_output : array_like, shape (...)
-        The gradient :math:`g` with respect to the log-softmax's result. Rank 0 to 8; float32, float16, bfloat16 or
-        float64.
     output : array_like, shape (...)
         The log-softmax's result :math:`y` (natural logarithms), of the shape and dtype of `grad_output`.
-    dim : int, default -1
-        The axis of the log-softmax.
-    out, backend, num_threads
-        As in `softmax_backward`.
-
-    Returns
-    -------
-    ndarray
-        The gradient: `out`, or a new C-contiguous array of the dtype of `grad_output`.
-
-    Raises
-    ------
-    ParamNullptrError
-        161001: `grad_output` or `output` is None.
-    ParamInvalidError
-        161002: a dtype, a shape, `dim` or `out` is not as described (a dtype: its subclass `ParamTypeError`).
 
     Notes
     -----
@@ -139,6 +123,7 @@ def log_softmax_backward(
     return run(table.LOG_SOFTMAX_BACKWARD, [grad_output, output, dim], out, backend, num_threads)
 
 
+@documented(like=softmax_backward)
 def scaled_masked_softmax_backward(
     grad_output: ArrayLike,
     y: ArrayLike,
@@ -165,24 +150,9 @@ def scaled_masked_softmax_backward(
     mask : array_like of bool, shape (B or 1, N or 1, S1, S2)
         True where the position is masked out.
     scale : float, default 1.0
-        The factor of the forward call. Rounded to float32 first, except for float64 arrays.
+        The factor of the input :math:`x` of the softmax. Rounded to float32 first, except for float64 arrays.
     fix_triu_mask : bool, default False
         Must be False.
-    out, backend, num_threads
-        As in `softmax_backward`.
-
-    Returns
-    -------
-    ndarray
-        The gradient: `out`, or a new C-contiguous array of the dtype of `grad_output`.
-
-    Raises
-    ------
-    ParamNullptrError
-        161001: `grad_output`, `y` or `mask` is None.
-    ParamInvalidError
-        161002: a dtype, a shape, `fix_triu_mask` or `out` is not as described (a dtype: its subclass
-        `ParamTypeError`).
 
     Notes
     -----
@@ -202,6 +172,7 @@ def scaled_masked_softmax_backward(
     return run(table.SCALED_MASKED_SOFTMAX_BACKWARD, values, out, backend, num_threads)
 
 
+@documented(like=softmax_backward)
 def softmax(
     input: ArrayLike,
     dim: int = -1,
@@ -215,23 +186,14 @@ def softmax(
     Parameters
     ----------
     input : array_like, shape (...)
-        Rank 0 to 8; float32, float16, bfloat16 or float64.
+        The logits. Rank 0 to 8; float32, float16, bfloat16 or float64.
     dim : int, default -1
-        The axis that sums to one.
-    out, backend, num_threads
-        As in `softmax_backward`.
+        The axis of the softmax.
 
     Returns
     -------
     ndarray
-        The softmax: `out`, or a new C-contiguous array of the dtype of `input`.
-
-    Raises
-    ------
-    ParamNullptrError
-        161001: `input` is None.
-    ParamInvalidError
-        161002: a dtype, `dim`, the rank or `out` is not as described (a dtype: its subclass `ParamTypeError`).
+        The result, of the shape and dtype of `input`.
 
     Notes
     -----
@@ -247,6 +209,7 @@ def softmax(
     return run(table.SOFTMAX, [input, dim], out, backend, num_threads)
 
 
+@documented(like=softmax)
 def log_softmax(
     input: ArrayLike,
     dim: int = -1,
@@ -256,27 +219,6 @@ def log_softmax(
     num_threads: int | None = None,
 ) -> NDArray:
     r"""Compute the natural logarithm of the softmax along one axis: :math:`x - \max x - \log \sum e^{x - \max x}`.
-
-    Parameters
-    ----------
-    input : array_like, shape (...)
-        Rank 0 to 8; float32, float16, bfloat16 or float64.
-    dim : int, default -1
-        The axis whose exponentials sum to one.
-    out, backend, num_threads
-        As in `softmax_backward`.
-
-    Returns
-    -------
-    ndarray
-        The log-softmax: `out`, or a new C-contiguous array of the dtype of `input`.
-
-    Raises
-    ------
-    ParamNullptrError
-        161001: `input` is None.
-    ParamInvalidError
-        161002: `dim`, a dtype, the rank or `out` is not as described (a dtype: its subclass `ParamTypeError`).
 
     Notes
     -----
@@ -292,6 +234,7 @@ def log_softmax(
     return run(table.LOG_SOFTMAX, [input, dim], out, backend, num_threads)
 
 
+@documented(like=scaled_masked_softmax_backward)
 def scaled_masked_softmax(
     x: ArrayLike,
     mask: ArrayLike,
@@ -311,28 +254,12 @@ def scaled_masked_softmax(
     Parameters
     ----------
     x : array_like, shape (B, N, S1, S2)
-        float32, float16, bfloat16 or float64.
-    mask : array_like of bool, shape (B or 1, N or 1, S1, S2)
-        True where the position is masked out.
-    scale : float, default 1.0
-        Rounded to float32 first, except for float64 arrays.
-    fix_triu_mask : bool, default False
-        Must be False.
-    out, backend, num_threads
-        As in `softmax_backward`.
+        The input; float32, float16, bfloat16 or float64.
 
     Returns
     -------
     ndarray
-        The softmax: `out`, or a new C-contiguous array of the dtype of `x`.
-
-    Raises
-    ------
-    ParamNullptrError
-        161001: `x` or `mask` is None.
-    ParamInvalidError
-        161002: a dtype, a shape, `fix_triu_mask` or `out` is not as described (a dtype: its subclass
-        `ParamTypeError`).
+        The softmax, of the shape and dtype of `x`.
 
     Notes
     -----
@@ -349,6 +276,7 @@ def scaled_masked_softmax(
     return run(table.SCALED_MASKED_SOFTMAX, [x, mask, scale, fix_triu_mask], out, backend, num_threads)
 
 
+@documented(like=softmax_backward)
 def fused_linear_cross_entropy_loss_grad(
     grad: ArrayLike,
     input: ArrayLike,
@@ -413,27 +341,25 @@ def fused_linear_cross_entropy_loss_grad(
         `out` overlaps an input. It never takes memory of the size of the logits. `workspace_size` returns the total.
     filter_eps : float, default 0.0
         If positive, tiles of :math:`P` without an entry above it in magnitude may be skipped. Plans that pack nothing
-        skip no tile. See Notes.
+        skip no tile. See the notes of `fused_linear_cross_entropy_loss_grad`.
     out : pair of (ndarray or None), optional
         The arrays for the results, each as in `softmax_backward`; None for a new array. They must not overlap each
         other. The entry of a result that `output_mask` skips must be None.
-    backend, num_threads
-        As in `softmax_backward`.
 
     Returns
     -------
     input_grad : ndarray, shape (BT, H), or None
-        The entry of `out`, or a new C-contiguous array of the dtype of `input`.
+        The gradient with respect to `input`, in its dtype.
     weight_grad : ndarray, shape (V, H), or None
-        The entry of `out`, or a new C-contiguous array of the dtype of `weight`.
+        The gradient with respect to `weight`, in its dtype.
 
     Raises
     ------
     ParamNullptrError
         161001: a required array is None, or `softmax` is None and so is `logits_max` or `sum_exp_logits`.
     ParamInvalidError
-        161002: a dtype, a shape, `label_smoothing`, `workspace_bytes`, `filter_eps` or `out` is not as described, or a
-        target is out of range where the mask is not set (a dtype: its subclass `ParamTypeError`).
+        161002: an argument is not as described, or a target is out of range where the mask is not set (a dtype or
+        kind: its subclass `ParamTypeError`).
 
     Notes
     -----
@@ -469,6 +395,7 @@ def fused_linear_cross_entropy_loss_grad(
     return run(table.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD, values, out, backend, num_threads)
 
 
+@documented(like=softmax_backward)
 def fused_linear_online_max_sum(
     input: ArrayLike,
     weight: ArrayLike,
@@ -499,28 +426,18 @@ def fused_linear_online_max_sum(
         The ids that live in this shard, the end exclusive: ``0 <= start <= end`` and ``end - start <= V``.
     return_logits : bool, default False
         Whether to return the logits, too.
-    backend, num_threads
-        As in `softmax_backward`.
 
     Returns
     -------
     logits_max, sum_exp_logits, predicted_logits : ndarray, shape (BT,)
-        :math:`m`, :math:`s` and :math:`p`, the last one 0 if the target lives in another shard; float32, or float64 if
-        `input` is float64.
+        The largest logit :math:`m`, the sum :math:`s` of exp(logit - largest), and :math:`p`, the target's logit -
+        largest (0 if the target lives in another shard); float32, or float64 if `input` is float64.
     target_mask : ndarray of uint8, shape ((BT + 7) // 8,)
         A bit for every row, 1 where the target lives in another shard: row i is bit ``i % 8`` of byte ``i // 8``.
     masked_target : ndarray, shape (BT,)
         ``target - vocab_start_index``, or 0 where the target lives in another shard, of the dtype of `target`.
     vocab_parallel_logits : ndarray, shape (BT, V), or None
         The logits in the dtype of `input`, if requested.
-
-    Raises
-    ------
-    ParamNullptrError
-        161001: `input`, `weight` or `target` is None.
-    ParamInvalidError
-        161002: a dtype, a shape, the bounds or `return_logits` are not as described (a dtype: its subclass
-        `ParamTypeError`).
 
     Notes
     -----
@@ -541,6 +458,7 @@ def fused_linear_online_max_sum(
     return OnlineMaxSum._make(run(table.FUSED_LINEAR_ONLINE_MAX_SUM, values, None, backend, num_threads))
 
 
+@documented(like=softmax_backward)
 def fused_cross_entropy_loss_with_max_sum(
     logits_max: ArrayLike,
     sum_exp_logits: ArrayLike,
@@ -569,24 +487,13 @@ def fused_cross_entropy_loss_with_max_sum(
     out : pair of (ndarray or None), optional
         The arrays for loss and softmax, each as in `softmax_backward`; None for a new array. They must not overlap each
         other. Without `vocab_parallel_logits` the second entry must be None.
-    backend, num_threads
-        As in `softmax_backward`.
 
     Returns
     -------
     loss : ndarray, shape (BT,)
-        The entry of `out`, or a new array of the dtype of `logits_max`.
+        The loss of each row, in the dtype of `logits_max`.
     softmax : ndarray, shape (BT, V), or None
-        The entry of `out`, or a new C-contiguous array of the dtype of `logits_max`; None without
-        `vocab_parallel_logits`.
-
-    Raises
-    ------
-    ParamNullptrError
-        161001: one of the three statistics is None.
-    ParamInvalidError
-        161002: a dtype, a shape, `label_smoothing` or `out` is not as described (a dtype: its subclass
-        `ParamTypeError`).
+        The shard's probabilities, in the dtype of `logits_max`; None without `vocab_parallel_logits`.
 
     Notes
     -----

@@ -9,13 +9,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from .._dispatch import run
 from . import table
+from .functions import fused_linear_cross_entropy_loss_grad, softmax_backward
 from .results import LinearCrossEntropyGradients, LinearTopK, LossResult, loss_result
 from .signatures import Words, documented
 
 _OUTPUTS = table.CROSS_ENTROPY.slots["outputs"]
 
 
-@documented(Words(rows="", targets=""))
+@documented(Words(rows="", targets=""), like=softmax_backward)
 def cross_entropy(
     input: ArrayLike,
     target: ArrayLike,
@@ -80,8 +81,6 @@ def cross_entropy(
         Whether to compute the gradient at all.
     out : ndarray or tensor, optional
         The array for the gradient, as in `softmax_backward`. It may be `input` itself.
-    backend, num_threads
-        As in `softmax_backward`.
 
     Returns
     -------
@@ -100,8 +99,6 @@ def cross_entropy(
 
     Raises
     ------
-    ParamNullptrError
-        161001: `input` or `target` is None.
     ParamInvalidError
         161002: an argument is not as described; a target is neither in [0, V) nor `ignore_index`; there are rows of no
         element; an output of a single target is requested with `target_prob` (a dtype or kind: its subclass
@@ -151,7 +148,7 @@ def cross_entropy(
     return loss_result(("loss", "input_grad", *requested), (*results[:2], *map(by_name.__getitem__, requested)))
 
 
-@documented()
+@documented(like=fused_linear_cross_entropy_loss_grad)
 def linear_cross_entropy(
     input: ArrayLike,
     weight: ArrayLike,
@@ -195,10 +192,6 @@ def linear_cross_entropy(
 
     Parameters
     ----------
-    input : array_like, shape (BT, H)
-        The layer's input :math:`X`; float32, float16, bfloat16 or float64.
-    weight : array_like, shape (V, H)
-        The layer's weight :math:`W`, of the dtype of `input`.
     target : array_like of int32 or int64, shape (BT,), or (BT, K) with `target_prob`
         Ids: ``target - vocab_start_index`` is the row of `weight`; or `ignore_index`. Of tensors of torch_npu any other
         value is no error: the row's loss, its row of ``input_grad`` and all of ``weight_grad`` are NaN.
@@ -213,14 +206,7 @@ def linear_cross_entropy(
         The id of the first row of `weight`.
     return_grad : bool, default True
         Whether to compute gradients at all.
-    output_mask : pair of bool, default (True, True)
-        Which of the two gradients to compute.
-    workspace_bytes, filter_eps
-        As in `fused_linear_cross_entropy_loss_grad`. The gradient of the bias is never filtered.
     .. options::
-    backend, num_threads
-        As in `softmax_backward`. Of the options from `token_weight` on, a device takes `token_weight`, `class_weight`,
-        `denominator` and the outputs `lse` and `log_prob`.
 
     Returns
     -------
@@ -245,13 +231,16 @@ def linear_cross_entropy(
     Raises
     ------
     ParamNullptrError
-        161001: `input`, `weight` or `target` is None.
+        161001: a required array is None.
     ParamInvalidError
         161002: an argument is not as described, or a target is neither in the vocabulary nor `ignore_index` (a dtype
         or kind: its subclass `ParamTypeError`).
 
     Notes
     -----
+    The gradient of the bias is never filtered by `filter_eps`. Of the options from `token_weight` on, a device takes
+    `token_weight`, `class_weight`, `denominator` and the outputs `lse` and `log_prob`.
+
     Names and meanings of the arguments follow ``torch.nn.functional.linear_cross_entropy``. The formulas follow
     `fused_linear_online_max_sum`, `fused_cross_entropy_loss_with_max_sum` and `fused_linear_cross_entropy_loss_grad`.
 
@@ -286,7 +275,7 @@ def linear_cross_entropy(
     return loss_result(names, map(by_name.__getitem__, names))
 
 
-@documented()
+@documented(like=linear_cross_entropy)
 def linear_cross_entropy_backward(
     input: ArrayLike,
     weight: ArrayLike,
@@ -328,25 +317,15 @@ def linear_cross_entropy_backward(
 
     Parameters
     ----------
-    input, weight, target
-        As in `linear_cross_entropy`.
     lse : array_like, shape (BT,)
         The output of `linear_cross_entropy` with this name, of any of the four dtypes.
     entropy : array_like, shape (BT,), optional
         The output with this name. It is required if `grad_entropy` is given.
-    reduction, ignore_index
-        As in `linear_cross_entropy`.
     grad_loss : float or array_like, shape (BT,), optional
         The gradient with respect to the loss, as in `linear_cross_entropy`. Here None stands for 0.
     grad_lse, grad_log_prob, grad_entropy : array_like, shape (BT,), optional
         The gradients with respect to the outputs, of any of the four dtypes. None stands for 0. Elements of ignored
-        rows are not read.
-    vocab_start_index, output_mask, workspace_bytes, filter_eps
-        As in `linear_cross_entropy`.
-    .. options:: as in `linear_cross_entropy`. With `target_prob` there is no `grad_log_prob`
-    backend, num_threads
-        As in `softmax_backward`. A device computes calls without `grad_entropy` and without options other than
-        `token_weight`, `class_weight` and `denominator`.
+        rows are not read. With `target_prob` there is no `grad_log_prob`.
 
     Returns
     -------
@@ -360,13 +339,16 @@ def linear_cross_entropy_backward(
     Raises
     ------
     ParamNullptrError
-        161001: `input`, `weight`, `target` or `lse` is None, or `entropy` is None and `grad_entropy` is given.
+        161001: a required array is None, or `entropy` is None and `grad_entropy` is given.
     ParamInvalidError
         161002: `grad_loss`, `grad_lse`, `grad_log_prob` and `grad_entropy` are all None, or an argument is not as
         described (a dtype or kind: its subclass `ParamTypeError`).
 
     Notes
     -----
+    A device computes calls without `grad_entropy` and without options other than `token_weight`, `class_weight` and
+    `denominator`.
+
     The probabilities are computed from `lse` and from logits that are rounded to the dtype of sums. The gradient at a
     target whose probability is 1 up to such a rounding error is 0, where `linear_cross_entropy` keeps its digits.
 
@@ -389,7 +371,7 @@ def linear_cross_entropy_backward(
     return LinearCrossEntropyGradients._make(results)
 
 
-@documented()
+@documented(like=fused_linear_cross_entropy_loss_grad)
 def linear_top_k(
     input: ArrayLike,
     weight: ArrayLike,
@@ -416,17 +398,11 @@ def linear_top_k(
 
     Parameters
     ----------
-    input : array_like, shape (BT, H)
-        The layer's input :math:`X`; float32, float16, bfloat16 or float64.
     weight : array_like, shape (V, H)
         The layer's weight :math:`W`, of the dtype of `input`, with at least one row.
     k : int
         The number of log-probabilities of each row: 1 to 128, and at most V.
     .. options::
-    workspace_bytes
-        As in `fused_linear_cross_entropy_loss_grad`.
-    backend, num_threads
-        As in `softmax_backward`.
 
     Returns
     -------
@@ -438,7 +414,7 @@ def linear_top_k(
     Raises
     ------
     ParamNullptrError
-        161001: `input` or `weight` is None.
+        161001: a required array is None.
     ParamInvalidError
         161002: an argument is not as described (a dtype or kind: its subclass `ParamTypeError`).
     UnsupportedDeviceError

@@ -7,6 +7,9 @@ of a call.
 A docstring has a line ``.. options::`` among its parameters, instead of which it gets the entries of all options of the
 function that have no other line. With names of options after the colons, it gets the entries of these; with
 ``as in `function```, one entry of the others that refers to this function.
+
+A function that is `like` another one documents what differs: parameters and exceptions without an entry have the other
+function's, and so has the section Returns. The `Words` of a library may have other exceptions.
 """
 
 from __future__ import annotations
@@ -14,11 +17,16 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
-from .options import NAMES, NUMBER, NUMBER_OR_PER_ROW, OPTIONS, OUTPUTS, PER_CLASS, PER_ROW, PER_TARGET
+from .options import NAMES, NUMBER, NUMBER_OR_PER_ROW, OPTIONS, OUTPUTS, PER_CLASS, PER_ROW, PER_TARGET, Option
 
 _LINE = re.compile(r"^( *)\.\. options::(.*)$", re.MULTILINE)
+_TITLES = "Parameters", "Returns", "Raises", "Notes", "Examples"
+_TITLE = re.compile(rf"^({'|'.join(_TITLES)})\n-+\n", re.MULTILINE)
+_LINE_BELOW_TITLE = re.compile(r"\n( +)---")
+_ENTRY = re.compile(r"^(\S.*)\n((?: .*\n)+)", re.MULTILINE)
 _Function = TypeVar("_Function", bound=Callable)
 
 
@@ -30,6 +38,10 @@ class Words(NamedTuple):
     rows: str = ", shape (BT,)"
     classes: str = ", shape (V,)"
     targets: str = ", shape (BT, K)"
+    #: Exceptions, as in the section Raises.
+    errors: str = ""
+    #: Parameters that differ from those for NumPy, as in the section Parameters.
+    parameters: str = ""
 
 
 NUMPY = Words()
@@ -67,10 +79,12 @@ def completed(options: Mapping[str, Any], defaults: dict[str, Any], function: st
     return values
 
 
-def with_options(defaults: Mapping[str, Any], words: Words = NUMPY, **names: str) -> Callable[[_Function], _Function]:
+def with_options(
+    defaults: Mapping[str, Any], words: Words = NUMPY, like: Callable | None = None, **names: str
+) -> Callable[[_Function], _Function]:
     """Return a decorator that replaces ``**options`` in a signature by these options, and documents them.
 
-    `names` has other names of options.
+    `like` is a function that documents the rest, and `names` has other names of options.
     """
     from inspect import Parameter, signature
 
@@ -83,18 +97,23 @@ def with_options(defaults: Mapping[str, Any], words: Words = NUMPY, **names: str
             for name in dict.fromkeys([*first, *defaults])
         ]
         function.__signature__ = of_function.replace(parameters=own + further)
-        return _filled_in(function, tuple(defaults), words, names)
+        _fill_in(function, tuple(defaults), words, names)
+        return _completed_like(function, [each.name for each in own + further], words, like)
 
     return fill
 
 
-def documented(words: Words = NUMPY, **names: str) -> Callable[[_Function], _Function]:
-    """Return a decorator that fills in the entries of options. `names` has other names of options."""
+def documented(words: Words = NUMPY, like: Callable | None = None, **names: str) -> Callable[[_Function], _Function]:
+    """Return a decorator that fills in the entries of options, and what the docstring of the function `like` has.
+
+    `names` has other names of options.
+    """
 
     def fill(function: Any) -> Any:
         code = function.__code__
         parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        return _filled_in(function, tuple(name for name in parameters if name in OPTIONS), words, names)
+        _fill_in(function, tuple(name for name in parameters if name in OPTIONS), words, names)
+        return _completed_like(function, parameters, words, like)
 
     return fill
 
@@ -105,7 +124,7 @@ def _with_entries(function: Any) -> list[str]:
     return [name for _, which in lines if not which.strip().startswith("as in ") for name in which.split()]
 
 
-def _filled_in(function: Any, options: tuple[str, ...], words: Words, names: dict[str, str]) -> Any:
+def _fill_in(function: Any, options: tuple[str, ...], words: Words, names: dict[str, str]) -> None:
     documented_here = _with_entries(function)
 
     def entries(match: re.Match) -> str:
@@ -120,7 +139,50 @@ def _filled_in(function: Any, options: tuple[str, ...], words: Words, names: dic
 
     if function.__doc__ is not None:  # python -OO removes docstrings
         function.__doc__ = _LINE.sub(entries, function.__doc__)
+
+
+def _completed_like(function: Any, parameters: Sequence[str], words: Words, like: Callable | None) -> Any:
+    """Complete a docstring by parameters, results and exceptions of the docstring of another function."""
+    if like is None or function.__doc__ is None or like.__doc__ is None:
+        return function
+    own, other = _sections(function.__doc__), _sections(like.__doc__)
+    own_entries, other_entries = (
+        _entries(own.get("Parameters", "")),
+        _entries(other["Parameters"]) | _entries(words.parameters),
+    )
+    names_of: dict[tuple[str, str], list[str]] = {}  # by type and text, which several parameters may share
+    for name in parameters:
+        kind, text = own_entries.get(name) or other_entries[name]
+        if name not in own_entries:
+            kind = kind.replace("array_like", words.array)
+        names_of.setdefault((kind, text), []).append(name)
+    own["Parameters"] = "".join(f"{', '.join(names)}{kind}\n{text}" for (kind, text), names in names_of.items())
+    if "Returns" not in own:
+        own["Returns"] = (
+            other["Returns"] if words.array == NUMPY.array else other["Returns"].replace("ndarray", words.array)
+        )
+    exceptions = _entries(words.errors or other["Raises"]) | _entries(own.get("Raises", ""))
+    own["Raises"] = "".join(f"{name}\n{text}" for name, (_, text) in exceptions.items())
+    sections = [f"\n\n{title}\n{'-' * len(title)}\n{own[title].rstrip()}" for title in _TITLES if title in own]
+    function.__doc__ = own[""].rstrip() + "".join(sections) + "\n"
     return function
+
+
+def _sections(doc: str) -> dict[str, str]:
+    """Return the sections of a docstring by their titles, and the text before them by the empty string."""
+    indent = _LINE_BELOW_TITLE.search(doc)
+    first, *others = _TITLE.split(doc.replace("\n" + indent[1], "\n") if indent else doc)
+    return {"": first, **dict(zip(others[::2], others[1::2]))}
+
+
+@cache
+def _entries(section: str) -> dict[str, tuple[str, str]]:
+    """Return the type and the text of every parameter of a section."""
+    entries: dict[str, tuple[str, str]] = {}
+    for head, text in _ENTRY.findall(section):
+        names, separator, kind = head.partition(" : ")
+        entries |= dict.fromkeys(names.split(", "), (separator + kind, text))
+    return entries
 
 
 def _entry(name: str, words: Words, names: dict[str, str]) -> str:
@@ -136,8 +198,12 @@ def _entry(name: str, words: Words, names: dict[str, str]) -> str:
         NAMES: f"sequence of {{{outputs}}}",
     }
     default = "optional" if option.default is None else f"default {option.default}"
+    return f"{names.get(name, name)} : {kinds[option.kind]}, {default}\n{_text(option)}"
+
+
+@cache
+def _text(option: Option) -> str:
     text = option.text
     if option.kind in (PER_ROW, PER_CLASS, PER_TARGET):
         text += " Of any of the four dtypes."
-    lines = textwrap.wrap(text, 108)
-    return "\n".join([f"{names.get(name, name)} : {kinds[option.kind]}, {default}", *(f"    {line}" for line in lines)])
+    return textwrap.indent(textwrap.fill(text, 108), "    ")

@@ -21,7 +21,7 @@ from .device_sums import DeviceMatrixSum, device_matrix_sum
 from .shard import Shard, check_memory
 from .sums import MatrixSum, VectorSums
 from .transports import collectives
-from .vocabulary_parallel import LOSS_OPTIONS
+from .vocabulary_parallel import LOSS_OPTIONS, linear_cross_entropy
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -44,7 +44,7 @@ class _Prepared(NamedTuple):
     token_sums: VectorSums
 
 
-@with_options(LOSS_OPTIONS)
+@with_options(LOSS_OPTIONS, like=linear_cross_entropy)
 def data_parallel_linear_cross_entropy(
     input_rows: ArrayLike,
     weight: ArrayLike,
@@ -52,10 +52,7 @@ def data_parallel_linear_cross_entropy(
     *,
     comm: Communicator | Comm | ProcessGroup | None,
     vocab_comm: Communicator | Comm | ProcessGroup | None = None,
-    vocab_start_index: int | None = None,
-    vocab_size: int | None = None,
     reduce_weight_grad: Literal[True, "scatter"] = True,
-    deterministic: bool = False,
     **options: Unpack[RankLossOptions[ArrayLike, float]],
 ) -> LossResult[NDArray]:
     """Compute the cross-entropy loss of a linear layer and its gradients, with the tokens split over ranks.
@@ -82,9 +79,6 @@ def data_parallel_linear_cross_entropy(
     reduce_weight_grad : True or "scatter", default True
         The weight's gradient is a sum over `comm`. True: every rank gets the whole sum; "scatter": every rank gets the
         sum's rows ``slice(*vocab_range(V, comm.rank, comm.size))``.
-    deterministic
-        As in `linear_cross_entropy`.
-    .. options:: as in `linear_cross_entropy`, with one element for each of this rank's tokens, or row of `weight`
 
     Returns
     -------
@@ -101,14 +95,10 @@ def data_parallel_linear_cross_entropy(
     lse, log_prob, entropy, predicted, correct : ndarray
         The requested outputs: arrays of this rank's tokens, and the number of correct ones of all ranks.
 
-    Raises
-    ------
-    ParamNullptrError, ParamInvalidError, BackendUnavailableError, RankError
-        As in `linear_cross_entropy`. Arguments are compared over the ranks that share them.
-
     Notes
     -----
-    Results and arrays on a device are as in `linear_cross_entropy`.
+    Options have one element for each of this rank's tokens, or row of `weight`. Arguments are compared over the ranks
+    that share them. Results and arrays on a device are as in `linear_cross_entropy`.
 
     The weights have to be the same on all ranks of `comm`; only their shapes are compared. One call makes these
     collective operations on `comm`: a gathering of 1024 bytes from each rank, the sum of two numbers, and the sum of
@@ -128,7 +118,7 @@ def data_parallel_linear_cross_entropy(
     >>> loss.round(3)
     np.float64(1.386)
     """
-    given = completed(options, LOSS_OPTIONS, "data_parallel_linear_cross_entropy") | {"deterministic": deterministic}
+    given = completed(options, LOSS_OPTIONS, "data_parallel_linear_cross_entropy")
     ranks, vocab_ranks = collectives(comm, "comm", _NAME), collectives(vocab_comm, "vocab_comm", _NAME)
 
     def prepare() -> _Prepared:
@@ -152,7 +142,7 @@ def data_parallel_linear_cross_entropy(
             else:
                 total = device_matrix_sum(ranks, entries, features, dtype, share, in_order, a["weight"])
         place = total.matrix if isinstance(total, MatrixSum) else total
-        shard = make_shard(call, vocab_ranks, vocab_start_index, vocab_size, True, given, place)
+        shard = make_shard(call, vocab_ranks, True, given, place)
         sums = np.zeros(1 + shard.token_summands)
         token_sums = VectorSums(ranks, sums.size, sums.dtype, a["deterministic"])
         return _Prepared(shard, shard.facts(), total, sums, token_sums)

@@ -8,7 +8,7 @@ gradients are summed over the ranks.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -47,12 +47,10 @@ class Shard:
         The checked arguments. With `lse`, there are gradients alone, and the statistics of rows are not computed.
     ranks : Collectives
         The ranks that the vocabulary is split over.
-    vocab_start_index, vocab_size : int or None
-        The caller's arguments, unchecked.
     share : True, "scatter" or False
         This rank's share of the input's gradient.
     options : dict
-        Options by name, `backend` and `num_threads` among them.
+        Options by name; `backend`, `num_threads`, `vocab_start_index` and `vocab_size` are unchecked.
     weight_grad : ndarray or None
         The array that receives the weight's gradient; None for a new array. (A `DeviceShard` takes a sum instead.)
 
@@ -68,8 +66,6 @@ class Shard:
         self,
         call: Call,
         ranks: Collectives,
-        vocab_start_index: object,
-        vocab_size: object,
         share: Share,
         options: dict[str, Any],
         weight_grad: Any = None,
@@ -89,8 +85,7 @@ class Shard:
         threads = thread_count(options["num_threads"], self._operator)
         #: The backend of row chunks that no device computes.
         self._backend = HostBackend(backend == "reference", self._a["workspace_bytes"] or 0, threads)
-        self._start_index = index(vocab_start_index, "vocab_start_index", self._operator)
-        self._vocab_size = index(vocab_size, "vocab_size", self._operator)
+        self._start_index, self._vocab_size = indices(options, self._operator)
 
         self.dtype = arrays.native(self.input.dtype)
         self.accumulator = arrays.accumulator_dtype(self.dtype)
@@ -488,15 +483,14 @@ def check_memory(call: Call, ranks: Collectives) -> None:
     raise ParamTypeError(f"{name}: expected {expected}, got {got}", operator=call.operator.name)
 
 
-def index(value: object, name: str, operator: str) -> int | None:
-    """Check and return an optional argument that is an index."""
-    if value is None:
-        return None
-    index = integer(value, name, operator, "None or an int")
-    if not 0 <= index <= MAX_INDEX:
-        message = f"{name}: expected None or an int in [0, {MAX_INDEX}], got {shown(index)}"
-        raise ParamInvalidError(message, operator=operator)
-    return index
+def indices(options: dict[str, Any], operator: str) -> Iterator[int | None]:
+    """Check and return the optional arguments `vocab_start_index` and `vocab_size`."""
+    for name in ("vocab_start_index", "vocab_size"):
+        index = None if options[name] is None else integer(options[name], name, operator, "None or an int")
+        if index is not None and not 0 <= index <= MAX_INDEX:
+            message = f"{name}: expected None or an int in [0, {MAX_INDEX}], got {shown(index)}"
+            raise ParamInvalidError(message, operator=operator)
+        yield index
 
 
 def facts_of(options: Mapping[str, Any], compared: Sequence[str]) -> dict[str, Any]:

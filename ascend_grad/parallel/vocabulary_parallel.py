@@ -28,23 +28,27 @@ if TYPE_CHECKING:
     from ..option_types import RankGradientOptions, RankLossOptions
     from .communicators import Communicator
 
+#: Options of all functions over ranks.
+SHARD_OPTIONS = {"vocab_start_index": None, "vocab_size": None}
 #: Options of the loss over ranks: the options of the undivided problem, and upstream gradients of the outputs.
-LOSS_OPTIONS = options_like(losses.linear_cross_entropy, ("vocab_start_index",)) | dict.fromkeys(OUTPUT_GRADIENTS)
+LOSS_OPTIONS = {
+    **SHARD_OPTIONS,
+    "deterministic": False,
+    **options_like(losses.linear_cross_entropy, ("vocab_start_index",)),
+    **dict.fromkeys(OUTPUT_GRADIENTS),
+}
 _GRADIENT_OPTIONS = {name: LOSS_OPTIONS[name] for name in LOSS_OPTIONS if name not in ("return_grad", "outputs")}
 WORDS = Words(classes=", shape (V of this rank,)")
 
 
-@with_options(LOSS_OPTIONS, WORDS)
+@with_options(LOSS_OPTIONS, WORDS, like=losses.linear_cross_entropy)
 def linear_cross_entropy(
     input: ArrayLike,
     weight_shard: ArrayLike,
     target: ArrayLike,
     *,
     comm: Communicator | Comm | ProcessGroup | None,
-    vocab_start_index: int | None = None,
-    vocab_size: int | None = None,
     reduce_input_grad: Literal[True, False, "scatter"] = True,
-    deterministic: bool = False,
     **options: Unpack[RankLossOptions[ArrayLike, float]],
 ) -> LossResult[NDArray]:
     """Compute the cross-entropy loss of a linear layer and its gradients, with the vocabulary split over ranks.
@@ -52,6 +56,7 @@ def linear_cross_entropy(
     All ranks of `comm` call it with the same tokens, each with its own rows of the weight. Loss and gradients are what
     `ascend_grad.linear_cross_entropy` computes from the whole weight. All ranks pass `class_weight`, or none, in the
     order of the rows of `weight_shard`; likewise `bias`.
+    The other options are the same on all ranks, but for `num_threads`.
 
     Parameters
     ----------
@@ -74,7 +79,8 @@ def linear_cross_entropy(
     deterministic : bool, default False
         Add in rank order. All ranks then get the same bits, in every run with the same number of ranks.
     .. options:: class_weight bias
-    .. options:: as in `ascend_grad.linear_cross_entropy` and its backward function; only `num_threads` may differ
+    grad_lse, grad_log_prob, grad_entropy : array_like, shape (BT,), optional
+        The gradients with respect to the outputs, as in `ascend_grad.linear_cross_entropy_backward`.
 
     Returns
     -------
@@ -92,8 +98,6 @@ def linear_cross_entropy(
 
     Raises
     ------
-    ParamNullptrError
-        161001: `input`, `weight_shard` or `target` is None.
     ParamInvalidError
         161002: an argument is not as described or differs between ranks, or the shards have gaps or overlap. Arrays
         are on a device, with options that it does not compute.
@@ -144,42 +148,35 @@ def linear_cross_entropy(
     array([[-0.375,  0.125,  0.125,  0.125],
            [ 0.125,  0.125,  0.125, -0.375]])
     """
-    given = completed(options, LOSS_OPTIONS, "linear_cross_entropy") | {"deterministic": deterministic}
+    given = completed(options, LOSS_OPTIONS, "linear_cross_entropy")
     arrays = input, weight_shard, target
-    return _solved(VOCABULARY_PARALLEL, arrays, given, comm, vocab_start_index, vocab_size, reduce_input_grad)
+    return _solved(VOCABULARY_PARALLEL, arrays, given, comm, reduce_input_grad)
 
 
-@with_options(_GRADIENT_OPTIONS, WORDS)
+@with_options(_GRADIENT_OPTIONS, WORDS, like=linear_cross_entropy)
 def linear_cross_entropy_backward(
     input: ArrayLike,
     weight_shard: ArrayLike,
     target: ArrayLike,
     *,
     comm: Communicator | Comm | ProcessGroup | None,
-    vocab_start_index: int | None = None,
-    vocab_size: int | None = None,
     lse: ArrayLike,
     entropy: ArrayLike | None = None,
     reduce_input_grad: Literal[True, False, "scatter"] = True,
-    deterministic: bool = False,
     **options: Unpack[RankGradientOptions[ArrayLike, float]],
 ) -> LinearCrossEntropyGradients:
     """Compute the gradients of `linear_cross_entropy` and of its outputs, for upstream gradients that are known later.
 
     All ranks of `comm` call it with the same tokens, each with its own rows of the weight. The gradients are what
-    `ascend_grad.linear_cross_entropy_backward` computes from the whole weight. The logits are computed again.
+    `ascend_grad.linear_cross_entropy_backward` computes from the whole weight. The logits are computed again. Upstream
+    gradients that are None stand for 0, `grad_loss` among them.
 
     Parameters
     ----------
-    input, weight_shard, target, comm, vocab_start_index, vocab_size
-        As in `linear_cross_entropy`.
     lse : array_like, shape (BT,)
         The output of `linear_cross_entropy` with this name, of any of the four dtypes; the same on every rank.
     entropy : array_like, shape (BT,), optional
         The output with this name. It is required if `grad_entropy` is given.
-    reduce_input_grad, deterministic
-        As in `linear_cross_entropy`.
-    .. options:: as in `linear_cross_entropy`. Upstream gradients that are None stand for 0
 
     Returns
     -------
@@ -189,11 +186,9 @@ def linear_cross_entropy_backward(
     Raises
     ------
     ParamNullptrError
-        161001: `input`, `weight_shard`, `target` or `lse` is None, or `entropy` is None and `grad_entropy` is given.
+        161001: a required array is None, or `entropy` is None and `grad_entropy` is given.
     ParamInvalidError
         161002: all upstream gradients are None, or as in `linear_cross_entropy`.
-    BackendUnavailableError, RankError
-        As in `linear_cross_entropy`.
 
     Notes
     -----
@@ -215,9 +210,9 @@ def linear_cross_entropy_backward(
            [ 0.125,  0.125,  0.125, -0.375]])
     """
     given = completed(options, _GRADIENT_OPTIONS, "linear_cross_entropy_backward")
-    given |= {"entropy": entropy, "deterministic": deterministic}
+    given["entropy"] = entropy
     arrays = input, weight_shard, target, lse
-    return _solved(VOCABULARY_PARALLEL_BACKWARD, arrays, given, comm, vocab_start_index, vocab_size, reduce_input_grad)
+    return _solved(VOCABULARY_PARALLEL_BACKWARD, arrays, given, comm, reduce_input_grad)
 
 
 def _solved(
@@ -225,8 +220,6 @@ def _solved(
     arrays: Sequence[ArrayLike],
     options: dict[str, Any],
     comm: object,
-    vocab_start_index: object,
-    vocab_size: object,
     reduce_input_grad: object,
 ) -> Any:
     """Return the results of a call. `arrays` are the first parameters, and `options` has the others by name."""
@@ -237,7 +230,7 @@ def _solved(
     def prepare() -> tuple[Shard, dict[str, Any]]:
         share = _checked_share(reduce_input_grad, name)
         call = checked(operator, [*arrays, *(options[each] for each in operator.parameters[len(arrays) :])])
-        shard = make_shard(call, ranks, vocab_start_index, vocab_size, share, options)
+        shard = make_shard(call, ranks, share, options)
         facts = shard.facts()
         facts["same"]["reduce_input_grad"] = share
         return shard, facts

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 import torch
 from torch.autograd import Function
 
+import ascend_grad as ag
+
 from ..errors import AscendGradError, rename
 from ..operators.options import OUTPUT_GRADIENTS
 from ..operators.results import LossResult
@@ -17,10 +19,13 @@ from .gradients import scaled, second_order_error, without_second_order
 from .loss_operators import ROWS_OF
 from .operators import apply, register_gradient
 from .outputs import Computed, check_outputs, requested
-from .tensors import check_tensors, refuse_jit_trace
+from .tensors import ERRORS, check_tensors, refuse_jit_trace
 
 if TYPE_CHECKING:
-    from ..option_types import LossOptions, Outputs
+    from torch import Tensor
+
+    from ..option_types import Outputs
+    from .option_types import Options
 
 _LOSS = loss_operators.CROSS_ENTROPY
 _NAME = _LOSS.name
@@ -35,9 +40,7 @@ class _CrossEntropy(Function):
     upstream gradient, backward computes the gradient of the loss and the outputs in one call.
     """
 
-    @staticmethod
-    def forward(*arguments):
-        return loss_operators.cross_entropy(*arguments)
+    forward = staticmethod(loss_operators.cross_entropy)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -93,34 +96,22 @@ register_gradient(_NAME, _CrossEntropyOfOperator)
 
 #: The options beside `weight` (the class weights) and the outputs.
 _OPTIONS = options_of(of_logits=True, without=("class_weight", "outputs"))
-WORDS = Words("torch.Tensor", "float or torch.Tensor, shape ()", rows="", targets="")
+WORDS = Words("torch.Tensor", "float or torch.Tensor, shape ()", rows="", targets="", errors=ERRORS)
 
 
 @overload
 def cross_entropy(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    *,
-    ignore_index: int = -100,
-    outputs: tuple[()] = (),
-    **options: Unpack[LossOptions[torch.Tensor, float | torch.Tensor]],
-) -> torch.Tensor: ...
+    input: Tensor, target: Tensor, weight: Tensor | None = None, *, outputs: tuple[()] = (), **options: Unpack[Options]
+) -> Tensor: ...
 
 
 @overload
 def cross_entropy(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    *,
-    ignore_index: int = -100,
-    outputs: Outputs,
-    **options: Unpack[LossOptions[torch.Tensor, float | torch.Tensor]],
-) -> LossResult[torch.Tensor]: ...
+    input: Tensor, target: Tensor, weight: Tensor | None = None, *, outputs: Outputs, **options: Unpack[Options]
+) -> LossResult[Tensor]: ...
 
 
-@with_options(_OPTIONS, WORDS)
+@with_options(_OPTIONS, WORDS, like=ag.cross_entropy)
 def cross_entropy(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -145,14 +136,8 @@ def cross_entropy(
         one, of K classes.
     weight : torch.Tensor, shape (C,), optional
         A weight for each class. The mean is then the sum of the weighted losses divided by the sum of their weights.
-    ignore_index : int, default -100
-        Rows with this target have no loss and no gradient.
-    reduction : {"mean", "sum", "none"}, default "mean"
-        The loss is the mean or the sum over the rows that are not ignored, or one number per row, 0 for ignored rows.
     outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
         Further results. The first three are differentiable, too. The second and the last exist without `target_prob`.
-    num_threads : int, optional
-        As in `ascend_grad.softmax_backward`.
     .. options::
 
     Returns
@@ -166,12 +151,6 @@ def cross_entropy(
     NotImplementedError
         `target` has a floating dtype (probabilities of all classes), or an option requires grad, which the loss has no
         gradient for.
-    ParamInvalidError
-        161002: a dtype, a shape or a value is not as described (a dtype or a kind: its subclass `ParamTypeError`).
-    UnsupportedDeviceError
-        361001: the tensors are on an Ascend NPU, which has no such operator.
-    BackendUnavailableError
-        A tensor is neither on the CPU nor on a usable Ascend NPU.
 
     Notes
     -----

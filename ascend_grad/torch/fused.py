@@ -13,6 +13,7 @@ import ascend_grad as ag
 
 from ..arguments import integer, pair_of_truth_values, real_number, thread_count, truth_value
 from ..operators.results import OnlineMaxSum
+from ..operators.signatures import documented
 from .operators import (
     accumulator,
     apply,
@@ -23,7 +24,7 @@ from .operators import (
     register_gradient,
     without_none,
 )
-from .tensors import are_plain, check_tensors, detached
+from .tensors import TENSORS, are_plain, check_tensors, detached
 
 _STATISTICS = "fused_linear_online_max_sum"
 _LOSS = "fused_cross_entropy_loss_with_max_sum"
@@ -142,6 +143,7 @@ def _given(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
+@documented(TENSORS, like=ag.fused_linear_online_max_sum)
 def fused_linear_online_max_sum(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -155,43 +157,6 @@ def fused_linear_online_max_sum(
     r"""Compute statistics of a linear layer's logits over one shard of the vocabulary, without storing all logits.
 
     It is `ascend_grad.fused_linear_online_max_sum` for tensors, and has no gradient: see Notes.
-
-    Parameters
-    ----------
-    input : torch.Tensor, shape (BT, H)
-        The layer's input; float32, float16, bfloat16 or float64.
-    weight : torch.Tensor, shape (V, H)
-        The shard of the layer's weight, of the dtype of `input`, with at least one row.
-    target : torch.Tensor of int32 or int64, shape (BT,)
-        Ids in the whole vocabulary; any value.
-    vocab_start_index, vocab_end_index : int
-        The ids that live in this shard, the end exclusive: ``0 <= start <= end`` and ``end - start <= V``.
-    return_logits : bool, default False
-        Whether to return the logits, too.
-    num_threads : int, optional
-        As in `ascend_grad.softmax_backward`.
-
-    Returns
-    -------
-    logits_max, sum_exp_logits, predicted_logits : torch.Tensor, shape (BT,)
-        The largest logit, the sum of exp(logit - largest), and the target's logit - largest (0 if the target lives in
-        another shard); float32, or float64 if `input` is float64.
-    target_mask : torch.Tensor of uint8, shape ((BT + 7) // 8,)
-        A bit for every row, 1 where the target lives in another shard: row i is bit ``i % 8`` of byte ``i // 8``.
-    masked_target : torch.Tensor, shape (BT,)
-        ``target - vocab_start_index``, or 0 where the target lives in another shard, of the dtype of `target`.
-    vocab_parallel_logits : torch.Tensor, shape (BT, V), or None
-        The logits in the dtype of `input`, if requested.
-
-    Raises
-    ------
-    ParamInvalidError
-        161002: a dtype, a shape, the bounds or `return_logits` are not as described (a dtype or a kind: its subclass
-        `ParamTypeError`).
-    UnsupportedDeviceError
-        361001: the Ascend NPU of the tensors lacks the operator.
-    BackendUnavailableError
-        A tensor is neither on the CPU nor on a usable Ascend NPU.
 
     Notes
     -----
@@ -222,6 +187,7 @@ def fused_linear_online_max_sum(
     )
 
 
+@documented(TENSORS, like=ag.fused_cross_entropy_loss_with_max_sum)
 def fused_cross_entropy_loss_with_max_sum(
     logits_max: torch.Tensor,
     sum_exp_logits: torch.Tensor,
@@ -235,34 +201,6 @@ def fused_cross_entropy_loss_with_max_sum(
 
     It is `ascend_grad.fused_cross_entropy_loss_with_max_sum` for tensors. Like `fused_linear_online_max_sum`, it has no
     gradient.
-
-    Parameters
-    ----------
-    logits_max, sum_exp_logits, predicted_logits : torch.Tensor, shape (BT,)
-        The results of `fused_linear_online_max_sum`, over the whole vocabulary; float32 or float64, all three the same.
-    label_smoothing : float, default 0.0
-        Must be 0.
-    vocab_parallel_logits : torch.Tensor, shape (BT, V), optional
-        The logits of one shard; float32, float16 or bfloat16 (float64 if `logits_max` is float64).
-    num_threads : int, optional
-        As in `ascend_grad.softmax_backward`.
-
-    Returns
-    -------
-    loss : torch.Tensor, shape (BT,)
-        The loss of each row, in the dtype of `logits_max`.
-    softmax : torch.Tensor, shape (BT, V), or None
-        The shard's probabilities, in the dtype of `logits_max`; None without `vocab_parallel_logits`.
-
-    Raises
-    ------
-    ParamInvalidError
-        161002: a dtype, a shape or `label_smoothing` is not as described (a dtype or a kind: its subclass
-        `ParamTypeError`).
-    UnsupportedDeviceError
-        361001: the Ascend NPU of the tensors lacks the operator.
-    BackendUnavailableError
-        A tensor is neither on the CPU nor on a usable Ascend NPU.
 
     Examples
     --------
@@ -289,6 +227,7 @@ def fused_cross_entropy_loss_with_max_sum(
     return loss, None if vocab_parallel_logits is None else softmax
 
 
+@documented(TENSORS, like=ag.fused_linear_cross_entropy_loss_grad)
 def fused_linear_cross_entropy_loss_grad(
     grad: torch.Tensor,
     input: torch.Tensor,
@@ -309,53 +248,13 @@ def fused_linear_cross_entropy_loss_grad(
 
     It is `ascend_grad.fused_linear_cross_entropy_loss_grad` for tensors, and cannot be differentiated once more.
 
-    Parameters
-    ----------
-    grad : torch.Tensor, shape (BT,)
-        The gradient with respect to the loss of each row; float32, or float64 if `input` is float64. A row whose
-        gradient is 0 is absent from both results.
-    input : torch.Tensor, shape (BT, H)
-        The layer's input; float32, float16, bfloat16 or float64.
-    weight : torch.Tensor, shape (V, H)
-        The shard of the layer's weight, of the dtype of `input`.
-    target_mask : torch.Tensor of bool, shape (BT,), or of uint8, one-dimensional
-        True where the row's target lives in another shard of the vocabulary. A tensor of uint8 holds row i as bit
-        ``i % 8`` of byte ``i // 8``.
-    masked_target : torch.Tensor of int32 or int64, shape (BT,)
-        The target's row in `weight`; any value where the mask is set. Of tensors on an Ascend NPU a row outside of
-        `weight` is no error, since to look would wait. The row of ``input_grad`` and all of ``weight_grad`` are NaN.
-    label_smoothing : float, default 0.0
-        Must be 0.
-    logits_max, sum_exp_logits : torch.Tensor, shape (BT,), optional
-        The results of `fused_linear_online_max_sum`, over the whole vocabulary; dtype as `grad`. Both are needed unless
-        `softmax` is given.
-    softmax : torch.Tensor, shape (BT, V), optional
-        The probabilities; dtype as `grad`. If given, `logits_max` and `sum_exp_logits` are ignored. Never modified.
-    output_mask : pair of bool, default (True, True)
-        Which of the two gradients to compute; the other one is None.
-    workspace_bytes, filter_eps
-        As in `ascend_grad.fused_linear_cross_entropy_loss_grad`.
-    num_threads : int, optional
-        As in `ascend_grad.softmax_backward`.
-
-    Returns
-    -------
-    input_grad : torch.Tensor, shape (BT, H), or None
-        The gradient with respect to `input`, in its dtype.
-    weight_grad : torch.Tensor, shape (V, H), or None
-        The gradient with respect to `weight`, in its dtype.
-
     Raises
     ------
     ParamNullptrError
         161001: `softmax` is None, and so is `logits_max` or `sum_exp_logits`.
     ParamInvalidError
-        161002: a dtype, a shape or a number is not as described (a dtype or a kind: its subclass `ParamTypeError`). Of
-        tensors on the CPU also a target that is out of range where the mask is not set.
-    UnsupportedDeviceError
-        361001: the Ascend NPU of the tensors lacks the operator.
-    BackendUnavailableError
-        A tensor is neither on the CPU nor on a usable Ascend NPU.
+        161002: an argument is not as described (a dtype or kind: its subclass `ParamTypeError`). Of tensors on the CPU
+        also a target that is out of range where the mask is not set.
 
     Examples
     --------

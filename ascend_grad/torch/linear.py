@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import torch
 
+import ascend_grad as ag
+
 from ..arguments import shown
 from ..errors import ParamInvalidError, ParamTypeError
 from ..operators.results import LossResult
@@ -14,8 +16,10 @@ from ..operators.signatures import Words, completed, options_of, with_options
 from .linear_loss import Names, Options, autocast_device, checked, refuse, unrounded_loss
 from .outputs import requested
 from .positions import loss_of_positions
+from .tensors import ERRORS
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.distributed import ProcessGroup
     from torch.nn import LinearCrossEntropyOptions
 
@@ -28,33 +32,28 @@ _NAME = Names().operator
 #: The options that torch's function does not have, without the outputs.
 _OPTIONS = options_of(without=("bias", "class_weight", "label_smoothing", "outputs"))
 _WORDS = Words(
-    "torch.Tensor", "float or torch.Tensor, shape ()", ", shape (N,) or ()", ", shape (C,)", ", shape (N, K) or (K,)"
+    "torch.Tensor",
+    "float or torch.Tensor, shape ()",
+    ", shape (N,) or ()",
+    ", shape (C,)",
+    ", shape (N, K) or (K,)",
+    errors=ERRORS,
 )
 
 
 @overload
 def linear_cross_entropy(
-    input: torch.Tensor,
-    linear_weight: torch.Tensor,
-    target: torch.Tensor,
-    *,
-    outputs: tuple[()] = (),
-    **further: Unpack[LinearOptions],
-) -> torch.Tensor: ...
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, outputs: tuple[()] = (), **further: Unpack[LinearOptions]
+) -> Tensor: ...
 
 
 @overload
 def linear_cross_entropy(
-    input: torch.Tensor,
-    linear_weight: torch.Tensor,
-    target: torch.Tensor,
-    *,
-    outputs: Outputs,
-    **further: Unpack[LinearOptions],
-) -> LossResult[torch.Tensor]: ...
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, outputs: Outputs, **further: Unpack[LinearOptions]
+) -> LossResult[Tensor]: ...
 
 
-@with_options(_OPTIONS, _WORDS)
+@with_options(_OPTIONS, _WORDS, like=ag.linear_cross_entropy)
 def linear_cross_entropy(
     input: torch.Tensor,
     linear_weight: torch.Tensor,
@@ -96,8 +95,6 @@ def linear_cross_entropy(
         The layer's bias, of any of the four dtypes.
     weight : torch.Tensor, shape (C,), optional
         A weight for each class. The mean is then the sum of the weighted losses divided by the sum of their weights.
-    reduction : {"mean", "sum", "none"}, default "mean"
-        The loss is the mean or the sum over the rows that are not ignored, or one number per row, 0 for ignored rows.
     ignore_index : int, optional
         Rows with this target have no loss and no gradient; None is -100.
     label_smoothing : float or torch.Tensor, shape (), default 0.0
@@ -106,10 +103,6 @@ def linear_cross_entropy(
         Accepted, without an effect: memory is bounded, sums are in float32 or better, and ``retain_graph=True`` works.
     outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
         Further results. The first three are differentiable, too.
-    filter_eps : float or torch.Tensor, shape (), default 0.0
-        As in `ascend_grad.fused_linear_cross_entropy_loss_grad`.
-    num_threads : int, optional
-        As in `ascend_grad.softmax_backward`.
     group : torch.distributed.ProcessGroup, optional
         The processes that the classes are split over, as in `ascend_grad.parallel.linear_cross_entropy`. Each process
         has its rows of `linear_weight`; all have the same `input` and `target`, and get the same loss and gradient of
@@ -132,12 +125,6 @@ def linear_cross_entropy(
     NotImplementedError
         A keyword is not supported, `target` has a floating dtype (probabilities of all classes), or an option requires
         grad that the loss has no gradient for: `weight`, `token_weight`, `target_prob`, `temperature`.
-    ParamInvalidError
-        161002: a dtype, a shape or a value is not as described (a dtype or a kind: its subclass `ParamTypeError`).
-    UnsupportedDeviceError
-        361001: the Ascend NPU of the tensors lacks the operator.
-    BackendUnavailableError
-        A tensor is neither on the CPU nor on a usable Ascend NPU.
     RankError
         Another process of the group failed; the message names it.
 

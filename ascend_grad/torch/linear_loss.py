@@ -63,9 +63,7 @@ class _LinearCrossEntropy(Function):
     output has an upstream gradient, backward computes the gradients of loss and outputs together.
     """
 
-    @staticmethod
-    def forward(*arguments):
-        return loss_operators.linear_cross_entropy(*arguments)
+    forward = staticmethod(loss_operators.linear_cross_entropy)
 
     @staticmethod
     def setup_context(ctx, inputs, output):

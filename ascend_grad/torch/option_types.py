@@ -1,4 +1,4 @@
-"""Types of the options of `linear_cross_entropy`, for type checkers and editors (see `ascend_grad.option_types`)."""
+"""Types of the options of the losses, for type checkers and editors (see `ascend_grad.option_types`)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..option_types import LinearLossOptions
+from ..option_types import LinearLossOptions, LossOptions
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.nn import LinearCrossEntropyOptions
+
+
+class Options(LossOptions[torch.Tensor, float | torch.Tensor], total=False):
+    """Options of `ascend_grad.torch.cross_entropy`. Options that torch has, too, have torch's names."""
+
+    ignore_index: int
 
 
 class LinearOptions(LinearLossOptions[torch.Tensor, float | torch.Tensor], total=False):

@@ -5,154 +5,89 @@ The gradient of a gradient is composed of the same operators and of torch's own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.autograd import Function
 
+import ascend_grad as ag
+
 from ..arguments import real_number, shown, truth_value
 from ..errors import ParamInvalidError, ParamTypeError
+from ..operators.signatures import documented
 from .operators import apply, is_traced, register_gradient, rowwise, traced_number
-from .tensors import check_tensors
+from .tensors import TENSORS, check_tensors
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-def _softmax_backward_wrt_output(
-    grad: torch.Tensor, grad_output: torch.Tensor, output: torch.Tensor, dim: int
-) -> torch.Tensor:
-    """Compute the gradient of (g - sum(g*y)) * y with respect to y."""
+def _computation(operator: str) -> staticmethod:
+    """Return the function that computes an operator. Compilers cannot trace `functools.partial` here."""
+    return staticmethod(lambda *arguments: rowwise(operator, *arguments))
+
+
+def _with_gradients(operator: str, backward_of_backward: Callable) -> tuple[type[Function], type[Function]]:
+    """Return the functions of an operator and of its backward operator; torch can differentiate both.
+
+    Both take tensors, the last of which may be a mask, and a setting: the dimension or the scale.
+    `backward_of_backward` returns the gradients with respect to the tensors of the backward operator.
+    """
+    name_of_backward = f"{operator}_backward"
+
+    class Forward(Function):
+        forward = _computation(operator)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            _, *mask, ctx.setting = inputs
+            ctx.save_for_backward(output, *mask)
+
+        @staticmethod
+        def backward(ctx, grad_output):
+            arguments = grad_output, *ctx.saved_tensors, ctx.setting
+            is_differentiated = torch.is_grad_enabled()
+            gradient = apply(Backward, *arguments) if is_differentiated else rowwise(name_of_backward, *arguments)
+            return gradient, *[None] * (len(arguments) - 2)
+
+    class Backward(Function):
+        forward = _computation(name_of_backward)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            *tensors, ctx.setting = inputs
+            ctx.save_for_backward(*tensors)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return *backward_of_backward(grad, *ctx.saved_tensors, ctx.setting), None
+
+    register_gradient(operator, Forward)
+    register_gradient(name_of_backward, Backward)
+    return Forward, Backward
+
+
+def _softmax_backward_backward(grad, grad_output, output, dim):
     row_sum = (grad_output * output).sum(dim, keepdim=True)
-    return grad * (grad_output - row_sum) - grad_output * (grad * output).sum(dim, keepdim=True)
+    wrt_output = grad * (grad_output - row_sum) - grad_output * (grad * output).sum(dim, keepdim=True)
+    return apply(_SoftmaxBackward, grad, output, dim), wrt_output
 
 
-class _Softmax(Function):
-    @staticmethod
-    def forward(input, dim):
-        return rowwise("softmax", input, dim)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.dim = inputs[1]
-        ctx.save_for_backward(output)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        (output,) = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return rowwise("softmax_backward", grad_output, output, ctx.dim), None
-        return apply(_SoftmaxBackward, grad_output, output, ctx.dim), None
+def _log_softmax_backward_backward(grad, grad_output, output, dim):
+    scaled = grad * output.exp()  # factor in both gradients of g - sum(g) * exp(y)
+    return grad - scaled.sum(dim, keepdim=True), -grad_output.sum(dim, keepdim=True) * scaled
 
 
-class _SoftmaxBackward(Function):
-    @staticmethod
-    def forward(grad_output, output, dim):
-        return rowwise("softmax_backward", grad_output, output, dim)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.dim = inputs[2]
-        ctx.save_for_backward(*inputs[:2])
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad_output, output = ctx.saved_tensors
-        return (
-            apply(_SoftmaxBackward, grad, output, ctx.dim),
-            _softmax_backward_wrt_output(grad, grad_output, output, ctx.dim),
-            None,
-        )
+def _scaled_masked_softmax_backward_backward(grad, grad_output, y, mask, scale):
+    scale = scale[0] if isinstance(scale, torch.Tensor) else scale  # without a part in the dtype
+    return *_softmax_backward_backward((grad * scale).masked_fill(mask, 0), grad_output, y, -1), None
 
 
-class _LogSoftmax(Function):
-    @staticmethod
-    def forward(input, dim):
-        return rowwise("log_softmax", input, dim)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.dim = inputs[1]
-        ctx.save_for_backward(output)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        (output,) = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return rowwise("log_softmax_backward", grad_output, output, ctx.dim), None
-        return apply(_LogSoftmaxBackward, grad_output, output, ctx.dim), None
-
-
-class _LogSoftmaxBackward(Function):
-    @staticmethod
-    def forward(grad_output, output, dim):
-        return rowwise("log_softmax_backward", grad_output, output, dim)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.dim = inputs[2]
-        ctx.save_for_backward(*inputs[:2])
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad_output, output = ctx.saved_tensors
-        scaled = grad * output.exp()  # factor in both gradients of g - sum(g) * exp(y)
-        return (
-            grad - scaled.sum(ctx.dim, keepdim=True),
-            -grad_output.sum(ctx.dim, keepdim=True) * scaled,
-            None,
-        )
-
-
-class _ScaledMaskedSoftmax(Function):
-    @staticmethod
-    def forward(x, mask, scale):
-        return rowwise("scaled_masked_softmax", x, mask, scale)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _, mask, ctx.scale = inputs
-        ctx.save_for_backward(output, mask)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        y, mask = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return rowwise("scaled_masked_softmax_backward", grad_output, y, mask, ctx.scale), None, None
-        return apply(_ScaledMaskedSoftmaxBackward, grad_output, y, mask, ctx.scale), None, None
-
-
-class _ScaledMaskedSoftmaxBackward(Function):
-    @staticmethod
-    def forward(grad_output, y, mask, scale):
-        return rowwise("scaled_masked_softmax_backward", grad_output, y, mask, scale)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.scale = inputs[3]
-        ctx.save_for_backward(*inputs[:3])
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad_output, y, mask = ctx.saved_tensors
-        scale = ctx.scale[0] if isinstance(ctx.scale, torch.Tensor) else ctx.scale  # without a part in the dtype
-        grad = (grad * scale).masked_fill(mask, 0)
-        return (
-            apply(_SoftmaxBackward, grad, y, -1),
-            _softmax_backward_wrt_output(grad, grad_output, y, -1),
-            None,
-            None,
-        )
-
-
-for _name, _function in (
-    ("softmax", _Softmax),
-    ("softmax_backward", _SoftmaxBackward),
-    ("log_softmax", _LogSoftmax),
-    ("log_softmax_backward", _LogSoftmaxBackward),
-    ("scaled_masked_softmax", _ScaledMaskedSoftmax),
-    ("scaled_masked_softmax_backward", _ScaledMaskedSoftmaxBackward),
-):
-    register_gradient(_name, _function)
+_Softmax, _SoftmaxBackward = _with_gradients("softmax", _softmax_backward_backward)
+_LogSoftmax, _LogSoftmaxBackward = _with_gradients("log_softmax", _log_softmax_backward_backward)
+_ScaledMaskedSoftmax, _ScaledMaskedSoftmaxBackward = _with_gradients(
+    "scaled_masked_softmax", _scaled_masked_softmax_backward_backward
+)
 
 
 def _converted(operator: str, input: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
@@ -168,32 +103,20 @@ def _converted(operator: str, input: torch.Tensor, dtype: torch.dtype | None) ->
     return input.to(dtype)
 
 
+@documented(TENSORS, like=ag.softmax)
 def softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Compute the softmax along one dimension, like `torch.softmax`.
 
     Parameters
     ----------
-    input : torch.Tensor, shape (...)
-        Rank 0 to 8; float32, float16, bfloat16 or float64. With `dtype` of any real dtype.
-    dim : int, default -1
-        The dimension that sums to one.
     dtype : torch.dtype, optional
-        The dtype that `input` is converted to first: float32, float16, bfloat16 or float64. The gradient has the dtype
-        of `input`.
+        The dtype that `input`, of any real dtype, is converted to first: float32, float16, bfloat16 or float64. The
+        gradient has the dtype of `input`.
 
     Returns
     -------
     torch.Tensor
         A contiguous tensor of `dtype`, by default of the dtype of `input`.
-
-    Raises
-    ------
-    ParamInvalidError
-        161002: a dtype, `dim` or the rank is not as described (a dtype or a kind: its subclass `ParamTypeError`).
-    UnsupportedDeviceError
-        361001: the Ascend NPU of the tensor lacks the operator.
-    BackendUnavailableError
-        The tensor is neither on the CPU nor on a usable Ascend NPU.
 
     Examples
     --------
@@ -205,32 +128,9 @@ def softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None
     return apply(_Softmax, _converted("softmax", input, dtype), dim)
 
 
+@documented(TENSORS, like=softmax)
 def log_softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Compute the natural logarithm of the softmax along one dimension, like `torch.log_softmax`.
-
-    Parameters
-    ----------
-    input : torch.Tensor, shape (...)
-        Rank 0 to 8; float32, float16, bfloat16 or float64. With `dtype` of any real dtype.
-    dim : int, default -1
-        The dimension whose exponentials sum to one.
-    dtype : torch.dtype, optional
-        The dtype that `input` is converted to first: float32, float16, bfloat16 or float64. The gradient has the dtype
-        of `input`.
-
-    Returns
-    -------
-    torch.Tensor
-        A contiguous tensor of `dtype`, by default of the dtype of `input`.
-
-    Raises
-    ------
-    ParamInvalidError
-        161002: a dtype, `dim` or the rank is not as described (a dtype or a kind: its subclass `ParamTypeError`).
-    UnsupportedDeviceError
-        361001: the Ascend NPU of the tensor lacks the operator.
-    BackendUnavailableError
-        The tensor is neither on the CPU nor on a usable Ascend NPU.
 
     Examples
     --------
@@ -242,6 +142,7 @@ def log_softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = 
     return apply(_LogSoftmax, _converted("log_softmax", input, dtype), dim)
 
 
+@documented(TENSORS, like=ag.scaled_masked_softmax)
 def scaled_masked_softmax(
     x: torch.Tensor, mask: torch.Tensor, scale: float = 1.0, fix_triu_mask: bool = False
 ) -> torch.Tensor:
@@ -249,30 +150,9 @@ def scaled_masked_softmax(
 
     Parameters
     ----------
-    x : torch.Tensor, shape (B, N, S1, S2)
-        The input; float32, float16, bfloat16 or float64.
     mask : torch.Tensor of bool, shape (B or 1, N or 1, S1, S2)
         True where the position is masked out. (Masks of `torch.nn.functional.scaled_dot_product_attention` are False
         there.)
-    scale : float, default 1.0
-        Rounded to float32 first, except for float64 tensors.
-    fix_triu_mask : bool, default False
-        Must be False.
-
-    Returns
-    -------
-    torch.Tensor
-        A contiguous tensor of the dtype of `x`.
-
-    Raises
-    ------
-    ParamInvalidError
-        161002: a dtype, a shape or `fix_triu_mask` is not as described (a dtype or a kind: its subclass
-        `ParamTypeError`).
-    UnsupportedDeviceError
-        361001: the Ascend NPU of the tensors lacks the operator.
-    BackendUnavailableError
-        A tensor is neither on the CPU nor on a usable Ascend NPU.
 
     Examples
     --------
@@ -304,31 +184,11 @@ def _scale_of(operator: str, scale: Any, fix_triu_mask: object) -> Any:
     return scale if type(scale) is float else real_number(scale, "scale", operator)
 
 
+@documented(TENSORS, like=ag.softmax_backward)
 def softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int = -1) -> torch.Tensor:
     r"""Compute the gradient with respect to the input of a softmax, like `ascend_grad.softmax_backward`.
 
-    Parameters
-    ----------
-    grad_output : torch.Tensor, shape (...)
-        The gradient with respect to the softmax's result. Rank 0 to 8; float32, float16, bfloat16 or float64.
-    output : torch.Tensor, shape (...)
-        The softmax's result, of the shape and dtype of `grad_output`. Any values are accepted.
-    dim : int, default -1
-        The dimension of the softmax.
-
-    Returns
-    -------
-    torch.Tensor
-        A contiguous tensor of the dtype of `grad_output`. It has gradients of any order with respect to both tensors.
-
-    Raises
-    ------
-    ParamInvalidError
-        161002: a dtype, `dim` or a shape is not as described (a dtype or a kind: its subclass `ParamTypeError`).
-    UnsupportedDeviceError
-        361001: the Ascend NPU of the tensors lacks the operator.
-    BackendUnavailableError
-        A tensor is neither on the CPU nor on a usable Ascend NPU.
+    The result has gradients of any order with respect to both tensors.
 
     Examples
     --------
@@ -341,31 +201,11 @@ def softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int =
     return apply(_SoftmaxBackward, grad_output, output, dim)
 
 
+@documented(TENSORS, like=ag.log_softmax_backward)
 def log_softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int = -1) -> torch.Tensor:
     r"""Compute the gradient with respect to the input of a log-softmax, like `ascend_grad.log_softmax_backward`.
 
-    Parameters
-    ----------
-    grad_output : torch.Tensor, shape (...)
-        The gradient with respect to the log-softmax's result. Rank 0 to 8; float32, float16, bfloat16 or float64.
-    output : torch.Tensor, shape (...)
-        The log-softmax's result (natural logarithms), of the shape and dtype of `grad_output`.
-    dim : int, default -1
-        The dimension of the log-softmax.
-
-    Returns
-    -------
-    torch.Tensor
-        A contiguous tensor of the dtype of `grad_output`. It has gradients of any order with respect to both tensors.
-
-    Raises
-    ------
-    ParamInvalidError
-        161002: a dtype, a shape or `dim` is not as described (a dtype or a kind: its subclass `ParamTypeError`).
-    UnsupportedDeviceError
-        361001: the Ascend NPU of the tensors lacks the operator.
-    BackendUnavailableError
-        A tensor is neither on the CPU nor on a usable Ascend NPU.
+    The result has gradients of any order with respect to both tensors.
 
     Examples
     --------
@@ -378,6 +218,7 @@ def log_softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: i
     return apply(_LogSoftmaxBackward, grad_output, output, dim)
 
 
+@documented(TENSORS, like=ag.scaled_masked_softmax_backward)
 def scaled_masked_softmax_backward(
     grad_output: torch.Tensor,
     y: torch.Tensor,
@@ -387,36 +228,8 @@ def scaled_masked_softmax_backward(
 ) -> torch.Tensor:
     r"""Compute the gradient with respect to the input of a scaled and masked softmax.
 
-    It is `ascend_grad.scaled_masked_softmax_backward` for tensors. The result is exactly 0 where the mask is set.
-
-    Parameters
-    ----------
-    grad_output : torch.Tensor, shape (B, N, S1, S2)
-        The gradient with respect to the forward result; float32, float16, bfloat16 or float64.
-    y : torch.Tensor, shape (B, N, S1, S2)
-        The forward result, of the dtype of `grad_output`.
-    mask : torch.Tensor of bool, shape (B or 1, N or 1, S1, S2)
-        True where the position is masked out.
-    scale : float, default 1.0
-        The factor of the forward call. Rounded to float32 first, except for float64 tensors.
-    fix_triu_mask : bool, default False
-        Must be False.
-
-    Returns
-    -------
-    torch.Tensor
-        A contiguous tensor of the dtype of `grad_output`. It has gradients of any order with respect to `grad_output`
-        and `y`.
-
-    Raises
-    ------
-    ParamInvalidError
-        161002: a dtype, a shape or `fix_triu_mask` is not as described (a dtype or a kind: its subclass
-        `ParamTypeError`).
-    UnsupportedDeviceError
-        361001: the Ascend NPU of the tensors lacks the operator.
-    BackendUnavailableError
-        A tensor is neither on the CPU nor on a usable Ascend NPU.
+    It is `ascend_grad.scaled_masked_softmax_backward` for tensors. The result has gradients of any order with
+    respect to `grad_output` and `y`.
 
     Examples
     --------

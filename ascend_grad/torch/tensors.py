@@ -9,6 +9,18 @@ import torch
 
 from ..arguments import shown
 from ..errors import BackendUnavailableError, ParamTypeError
+from ..operators.signatures import Words
+
+#: The exceptions of all functions for tensors.
+ERRORS = """
+ParamInvalidError
+    161002: an argument is not as described (a dtype or kind: its subclass `ParamTypeError`).
+UnsupportedDeviceError
+    361001: the Ascend NPU of the tensors lacks the operator.
+BackendUnavailableError
+    A tensor is neither on the CPU nor on a usable Ascend NPU.
+"""
+TENSORS = Words("torch.Tensor", errors=ERRORS)
 
 # torch has only private functions to ask whether `torch.func` transforms functions, how many modes handle operators or
 # functions, and whether a tensor has storage. Tensors of transforms have no storage. Neither have tensors of the older
@@ -55,8 +67,9 @@ def _is_memory(tensor: torch.Tensor) -> bool:
 
 def are_plain(arguments: Iterable[object]) -> bool:
     """Return whether the call is not observed and its tensors are plain CPU memory (see `_is_memory`)."""
-    tensors = (each for each in arguments if isinstance(each, torch.Tensor))
-    return not is_observed() and all(each.is_cpu and _is_memory(each) for each in tensors)
+    return not is_observed() and all(
+        not isinstance(each, torch.Tensor) or (each.is_cpu and _is_memory(each)) for each in arguments
+    )
 
 
 def are_readable(tensors: Iterable[torch.Tensor]) -> bool:

@@ -12,12 +12,14 @@ from typing import Any
 import torch
 
 from ...errors import AscendGradError
+from ...operators.signatures import documented
 from ..fused import (
     fused_cross_entropy_loss_with_max_sum,
     fused_linear_cross_entropy_loss_grad,
     fused_linear_online_max_sum,
 )
 from ..linear_loss import refuse
+from ..tensors import TENSORS
 
 __all__ = [
     "npu_fused_cross_entropy_loss_with_max_sum",
@@ -35,6 +37,7 @@ def _call(name: str, function: Callable, *arguments: Any, **keywords: Any) -> An
         raise
 
 
+@documented(TENSORS, like=fused_linear_online_max_sum)
 def npu_fused_linear_online_max_sum(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -44,35 +47,6 @@ def npu_fused_linear_online_max_sum(
     return_logits: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | Any]:
     """Compute statistics of the logits of one vocabulary shard, like ``torch_npu.npu_fused_linear_online_max_sum``.
-
-    Parameters
-    ----------
-    input : torch.Tensor, shape (BT, H)
-        The layer's input.
-    weight : torch.Tensor, shape (V, H)
-        The shard of the layer's weight, of the dtype of `input`.
-    target : torch.Tensor of int32 or int64, shape (BT,)
-        Ids in the whole vocabulary.
-    vocab_start_index, vocab_end_index : int
-        The ids that live in this shard, the end exclusive.
-    return_logits : bool, default False
-        Whether to return the logits, too.
-
-    Returns
-    -------
-    logits_max, sum_exp_logits, predicted_logits : torch.Tensor of float32, shape (BT,)
-        The statistics of each row; float64 if `input` is float64.
-    target_mask : torch.Tensor of uint8, shape ((BT + 7) // 8,)
-        A bit for every row, 1 where the target lives in another shard.
-    masked_target : torch.Tensor, shape (BT,)
-        The target's row in `weight`, of the dtype of `target`.
-    vocab_parallel_logits : torch.Tensor, shape (BT, V), or None
-        The logits in the dtype of `input`, if requested.
-
-    Raises
-    ------
-    ParamInvalidError
-        161002: as in `ascend_grad.torch.fused_linear_online_max_sum`.
 
     Notes
     -----
@@ -96,6 +70,7 @@ def npu_fused_linear_online_max_sum(
     return logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits
 
 
+@documented(TENSORS, like=fused_cross_entropy_loss_with_max_sum)
 def npu_fused_cross_entropy_loss_with_max_sum(
     logits_max: torch.Tensor,
     sum_exp_logits: torch.Tensor,
@@ -110,28 +85,15 @@ def npu_fused_cross_entropy_loss_with_max_sum(
 
     Parameters
     ----------
-    logits_max, sum_exp_logits, predicted_logits : torch.Tensor of float32, shape (BT,)
-        The results of `npu_fused_linear_online_max_sum`, over the whole vocabulary.
     label_smoothing : float, default 0.0
         Must be 0, or None.
     input, weight : None
         Not supported: torch_npu documents only None.
-    vocab_parallel_logits : torch.Tensor, shape (BT, V), optional
-        The logits of one shard; float32, float16 or bfloat16.
-
-    Returns
-    -------
-    loss : torch.Tensor of float32, shape (BT,)
-        The loss of each row.
-    softmax : torch.Tensor of float32, shape (BT, V), or None
-        The softmax of the shard; None without `vocab_parallel_logits`.
 
     Raises
     ------
     NotImplementedError
         `input` or `weight` is given.
-    ParamInvalidError
-        161002: as in `ascend_grad.torch.fused_cross_entropy_loss_with_max_sum`.
 
     Notes
     -----
@@ -158,6 +120,7 @@ def npu_fused_cross_entropy_loss_with_max_sum(
     )
 
 
+@documented(TENSORS, like=fused_linear_cross_entropy_loss_grad)
 def npu_fused_linear_cross_entropy_loss_with_max_sum_backward(
     grad: torch.Tensor,
     input: torch.Tensor,
@@ -170,40 +133,6 @@ def npu_fused_linear_cross_entropy_loss_with_max_sum_backward(
     softmax: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute gradients like ``torch_npu.npu_fused_linear_cross_entropy_loss_with_max_sum_backward``.
-
-    Parameters
-    ----------
-    grad : torch.Tensor of float32, shape (BT,)
-        The gradient with respect to the loss of each row.
-    input : torch.Tensor, shape (BT, H)
-        The layer's input.
-    weight : torch.Tensor, shape (V, H)
-        The shard of the layer's weight, of the dtype of `input`.
-    target_mask : torch.Tensor of uint8, shape ((BT + 7) // 8,)
-        A bit for every row, 1 where the target lives in another shard.
-    masked_target : torch.Tensor of int32 or int64, shape (BT,)
-        The target's row in `weight`. Of tensors on an Ascend NPU a row outside of it is no error, since to look would
-        wait: the row of ``input_grad`` and all of ``weight_grad`` are NaN.
-    label_smoothing : float, default 0.0
-        Must be 0.
-    logits_max, sum_exp_logits : torch.Tensor of float32, shape (BT,), optional
-        The statistics over the whole vocabulary; needed unless `softmax` is given.
-    softmax : torch.Tensor of float32, shape (BT, V), optional
-        The probabilities of the shard.
-
-    Returns
-    -------
-    input_grad : torch.Tensor, shape (BT, H)
-        The gradient with respect to `input`, in its dtype.
-    weight_grad : torch.Tensor, shape (V, H)
-        The gradient with respect to `weight`, in its dtype.
-
-    Raises
-    ------
-    ParamNullptrError
-        161001: `softmax` is None, and so is `logits_max` or `sum_exp_logits`.
-    ParamInvalidError
-        161002: as in `ascend_grad.torch.fused_linear_cross_entropy_loss_grad`.
 
     Notes
     -----
