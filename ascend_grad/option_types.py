@@ -98,10 +98,19 @@ class LinearNumpyOptions(
     bias: Array | None
 
 
+class ShardOptions(TypedDict, total=False):
+    """Options of all functions over ranks: the place of this rank's rows of the weight."""
+
+    vocab_start_index: int | None
+    vocab_size: int | None
+
+
 class RankGradientOptions(
-    LinearNumpyOptions[Array, Number], OutputGradients[Array], Generic[Array, Number], total=False
+    LinearNumpyOptions[Array, Number], OutputGradients[Array], ShardOptions, Generic[Array, Number], total=False
 ):
     """Options of the gradients of a loss over ranks."""
+
+    deterministic: bool
 
 
 class RankLossOptions(RankGradientOptions[Array, Number], RequestedResults, Generic[Array, Number], total=False):
@@ -125,8 +134,15 @@ class DaskLinearLossOptions(LinearNumpyOptions[Array, Number], RequestedResults,
     vocab_start_index: int
 
 
-class TopKOptions(TypedDict, Generic[Array, Number], total=False):
-    """Options of the largest log-probabilities of a linear layer."""
+class BlockOptions(TypedDict, total=False):
+    """Options of the row-wise functions in dask."""
+
+    backend: str | None
+    num_threads: int | None
+
+
+class TopKOptions(ShardOptions, Generic[Array, Number], total=False):
+    """Options of the largest log-probabilities of a linear layer over ranks."""
 
     temperature: float | Array
     bias: Array | None

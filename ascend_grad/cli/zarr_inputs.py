@@ -41,19 +41,9 @@ class ArrayFormat(NamedTuple):
 
 
 class ZarrInput:
-    """An array in a local directory.
+    """An array in a local directory, which raises `CommandError` if it cannot be used.
 
-    Parameters
-    ----------
-    path : str
-        The directory.
-    raw_dtype : dtype or None
-        What elements of two raw bytes mean; None: they are refused.
-
-    Raises
-    ------
-    CommandError
-        If there is no array that can be used.
+    `raw_dtype` is as in `open_array`.
     """
 
     def __init__(self, path: str, raw_dtype: np.dtype | None):

@@ -29,7 +29,15 @@ ParamInvalidError
     161002: chunk sizes are unknown, or there are several chunks along an axis that has to be in one. A computed block
     has another dtype or shape than its array declares; the message names the block's index.
 """
-WORDS = Words("dask.array.Array", errors=_ERRORS)
+_PARAMETERS = """
+backend : {"auto", "cpu", "npu", "reference"}, optional
+    The backend that computes the blocks. Default: the one set by `use_backend` at the time of this call; if there is
+    none, the process that computes a block chooses.
+num_threads : int or None, default 1
+    Number of threads for each block. The default is 1 since the scheduler computes one block per core at a time. None
+    is the default of `ascend_grad.softmax_backward`. The result does not depend on it.
+"""
+WORDS = Words("dask.array.Array", errors=_ERRORS, parameters=_PARAMETERS)
 
 
 def keywords_of(function: Callable) -> dict[str, Any]:

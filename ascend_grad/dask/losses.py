@@ -45,8 +45,6 @@ def cross_entropy(
     input : dask.array.Array, shape (...)
         The logits, in one chunk along `axis`. Arrays of rows are rechunked to its chunks; every task holds
         `class_weight`.
-    backend, num_threads
-        As in `softmax_backward`.
 
     Returns
     -------
@@ -101,8 +99,6 @@ def linear_cross_entropy(
     weight : numpy.ndarray or dask.array.Array, shape (V, H)
         The layer's weight, in one chunk. Every worker that computes a chunk holds it, as well as `class_weight` and
         `bias`.
-    backend, num_threads
-        As in `softmax_backward`.
 
     Returns
     -------
@@ -162,8 +158,6 @@ def linear_top_k(
     ----------
     input, weight
         As in `linear_cross_entropy`. `weight` has at least one row.
-    backend, num_threads
-        As in `softmax_backward`.
 
     Returns
     -------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import dask.array as da
 import numpy as np
@@ -15,8 +15,13 @@ import ascend_grad as ag
 from .._call import Operator
 from ..arguments import LAST, axis_named_dim
 from ..operators import table
-from ..operators.signatures import documented
+from ..operators.signatures import completed, with_options
 from .arrays import WORDS, as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in, validated
+
+if TYPE_CHECKING:
+    from ..option_types import BlockOptions
+
+_OPTIONS = {"backend": None, "num_threads": 1}
 
 
 def blockwise(
@@ -63,26 +68,26 @@ def _with_out(function: Callable[..., NDArray], dtype: np.dtype, *arrays: NDArra
     return function(*arrays, out=np.empty(arrays[0].shape, dtype), **settings)
 
 
-@documented(WORDS, like=ag.softmax_backward)
+def _computed(operator: Operator, options: BlockOptions, **values: Any) -> da.Array:
+    return blockwise(operator, values, **completed(options, _OPTIONS, operator.name))
+
+
+def _along(operator: Operator, axis: int, dim: int | None, options: BlockOptions, **arrays: Any) -> da.Array:
+    if dim is not None:
+        axis = axis_named_dim(axis, dim, operator.name)
+    return _computed(operator, options, **arrays, axis=axis)
+
+
+@with_options(_OPTIONS, WORDS, like=ag.softmax_backward)
 def softmax_backward(
     grad_output: da.Array | NDArray,
     output: da.Array | NDArray,
     axis: int = LAST,
     *,
     dim: int | None = None,
-    backend: str | None = None,
-    num_threads: int | None = 1,
+    **options: Unpack[BlockOptions],
 ) -> da.Array:
     """Compute the gradient with respect to the input of a softmax, like `ascend_grad.softmax_backward`.
-
-    Parameters
-    ----------
-    backend : {"auto", "cpu", "npu", "reference"}, optional
-        The backend that computes the blocks. Default: the one set by `use_backend` at the time of this call; if there
-        is none, the process that computes a block chooses.
-    num_threads : int or None, default 1
-        Number of threads for each block. The default is 1 since the scheduler computes one block per core at a time.
-        None is the default of `ascend_grad.softmax_backward`. The result does not depend on it.
 
     Notes
     -----
@@ -100,29 +105,19 @@ def softmax_backward(
     >>> agd.softmax_backward(da.eye(4, chunks=4)[:, :2].rechunk((2, 2)), y).compute()[0]
     array([ 0.25, -0.25])
     """
-    if dim is not None:
-        axis = axis_named_dim(axis, dim, "softmax_backward")
-    return blockwise(
-        table.SOFTMAX_BACKWARD, {"grad_output": grad_output, "output": output, "axis": axis}, backend, num_threads
-    )
+    return _along(table.SOFTMAX_BACKWARD, axis, dim, options, grad_output=grad_output, output=output)
 
 
-@documented(WORDS, like=ag.log_softmax_backward)
+@with_options(_OPTIONS, WORDS, like=ag.log_softmax_backward)
 def log_softmax_backward(
     grad_output: da.Array | NDArray,
     output: da.Array | NDArray,
     axis: int = LAST,
     *,
     dim: int | None = None,
-    backend: str | None = None,
-    num_threads: int | None = 1,
+    **options: Unpack[BlockOptions],
 ) -> da.Array:
     """Compute the gradient with respect to the input of a log-softmax, like `ascend_grad.log_softmax_backward`.
-
-    Parameters
-    ----------
-    backend, num_threads
-        As in `softmax_backward`.
 
     Examples
     --------
@@ -133,32 +128,21 @@ def log_softmax_backward(
     ... ]
     array([0., 0.])
     """
-    if dim is not None:
-        axis = axis_named_dim(axis, dim, "log_softmax_backward")
-    return blockwise(
-        table.LOG_SOFTMAX_BACKWARD, {"grad_output": grad_output, "output": output, "axis": axis}, backend, num_threads
-    )
+    return _along(table.LOG_SOFTMAX_BACKWARD, axis, dim, options, grad_output=grad_output, output=output)
 
 
-@documented(WORDS, like=ag.scaled_masked_softmax_backward)
+@with_options(_OPTIONS, WORDS, like=ag.scaled_masked_softmax_backward)
 def scaled_masked_softmax_backward(
     grad_output: da.Array | NDArray,
     y: da.Array | NDArray,
     mask: da.Array | NDArray,
     scale: float = 1.0,
     fix_triu_mask: bool = False,
-    *,
-    backend: str | None = None,
-    num_threads: int | None = 1,
+    **options: Unpack[BlockOptions],
 ) -> da.Array:
     """Compute the gradient of a scaled and masked softmax over the last axis.
 
     It is `ascend_grad.scaled_masked_softmax_backward` for dask arrays.
-
-    Parameters
-    ----------
-    backend, num_threads
-        As in `softmax_backward`.
 
     Examples
     --------
@@ -170,29 +154,22 @@ def scaled_masked_softmax_backward(
     >>> agd.scaled_masked_softmax_backward(y * np.array([2.0, 0.0]), y, mask).compute()[0]
     array([[[0.25, 0.  ]]])
     """
-    return blockwise(
+    return _computed(
         table.SCALED_MASKED_SOFTMAX_BACKWARD,
-        {"grad_output": grad_output, "y": y, "mask": mask, "scale": scale, "fix_triu_mask": fix_triu_mask},
-        backend,
-        num_threads,
+        options,
+        grad_output=grad_output,
+        y=y,
+        mask=mask,
+        scale=scale,
+        fix_triu_mask=fix_triu_mask,
     )
 
 
-@documented(WORDS, like=ag.softmax)
+@with_options(_OPTIONS, WORDS, like=ag.softmax)
 def softmax(
-    input: da.Array | NDArray,
-    axis: int = LAST,
-    *,
-    dim: int | None = None,
-    backend: str | None = None,
-    num_threads: int | None = 1,
+    input: da.Array | NDArray, axis: int = LAST, *, dim: int | None = None, **options: Unpack[BlockOptions]
 ) -> da.Array:
     """Compute the softmax along one axis, like `ascend_grad.softmax`.
-
-    Parameters
-    ----------
-    backend, num_threads
-        As in `softmax_backward`.
 
     Examples
     --------
@@ -201,26 +178,14 @@ def softmax(
     >>> agd.softmax(da.zeros((4, 2), chunks=(2, 2)))
     dask.array<softmax, shape=(4, 2), dtype=float64, chunksize=(2, 2), chunktype=numpy.ndarray>
     """
-    if dim is not None:
-        axis = axis_named_dim(axis, dim, "softmax")
-    return blockwise(table.SOFTMAX, {"input": input, "axis": axis}, backend, num_threads)
+    return _along(table.SOFTMAX, axis, dim, options, input=input)
 
 
-@documented(WORDS, like=ag.log_softmax)
+@with_options(_OPTIONS, WORDS, like=ag.log_softmax)
 def log_softmax(
-    input: da.Array | NDArray,
-    axis: int = LAST,
-    *,
-    dim: int | None = None,
-    backend: str | None = None,
-    num_threads: int | None = 1,
+    input: da.Array | NDArray, axis: int = LAST, *, dim: int | None = None, **options: Unpack[BlockOptions]
 ) -> da.Array:
     """Compute the natural logarithm of the softmax along one axis, like `ascend_grad.log_softmax`.
-
-    Parameters
-    ----------
-    backend, num_threads
-        As in `softmax_backward`.
 
     Examples
     --------
@@ -229,27 +194,18 @@ def log_softmax(
     >>> agd.log_softmax(da.zeros((4, 2), chunks=(2, 2))).compute()[0].round(3)
     array([-0.693, -0.693])
     """
-    if dim is not None:
-        axis = axis_named_dim(axis, dim, "log_softmax")
-    return blockwise(table.LOG_SOFTMAX, {"input": input, "axis": axis}, backend, num_threads)
+    return _along(table.LOG_SOFTMAX, axis, dim, options, input=input)
 
 
-@documented(WORDS, like=ag.scaled_masked_softmax)
+@with_options(_OPTIONS, WORDS, like=ag.scaled_masked_softmax)
 def scaled_masked_softmax(
     x: da.Array | NDArray,
     mask: da.Array | NDArray,
     scale: float = 1.0,
     fix_triu_mask: bool = False,
-    *,
-    backend: str | None = None,
-    num_threads: int | None = 1,
+    **options: Unpack[BlockOptions],
 ) -> da.Array:
     """Compute the scaled and masked softmax over the last axis, like `ascend_grad.scaled_masked_softmax`.
-
-    Parameters
-    ----------
-    backend, num_threads
-        As in `softmax_backward`.
 
     Examples
     --------
@@ -260,9 +216,4 @@ def scaled_masked_softmax(
     >>> agd.scaled_masked_softmax(da.zeros((2, 1, 1, 4), chunks=(1, 1, 1, 4)), mask).compute()[0]
     array([[[0.5, 0.5, 0. , 0. ]]])
     """
-    return blockwise(
-        table.SCALED_MASKED_SOFTMAX,
-        {"x": x, "mask": mask, "scale": scale, "fix_triu_mask": fix_triu_mask},
-        backend,
-        num_threads,
-    )
+    return _computed(table.SCALED_MASKED_SOFTMAX, options, x=x, mask=mask, scale=scale, fix_triu_mask=fix_triu_mask)

@@ -21,30 +21,20 @@ VOCABULARY = 30_000
 
 @dataclass(frozen=True)
 class Task:
-    """A text as numbers, a model for it, and how it is trained.
+    """A text as numbers, a model for it, and how it is trained."""
 
-    Attributes
-    ----------
-    unit : str
-        What one number stands for.
-    training, held_out : ndarray of int
-        The text to learn from, and to be measured on.
-    model : LanguageModel
-        Not trained yet.
-    batch : int
-        Sequences in a step.
-    step_size : float
-        The largest one.
-    measured_blocks : int
-        Sequences to measure on, at most.
-    """
-
+    #: The meaning of one number.
     unit: str
+    #: The numbers to learn from, and those to be measured on.
     training: NDArray
     held_out: NDArray
+    #: The model before its training.
     model: LanguageModel
+    #: Number of sequences in a step.
     batch: int
+    #: The largest step size.
     step_size: float
+    #: Maximum number of sequences to measure on.
     measured_blocks: int
 
 

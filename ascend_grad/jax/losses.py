@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..operators.options import NUMBER_OR_PER_ROW, OPTIONS, OUTPUTS
+from ..operators.options import NUMBER_OR_PER_ROW, OPTIONS, OUTPUTS, statistics_for_backward
 from ..operators.results import loss_result
 from ..operators.table import OPERATORS
 from .arrays import as_array, check
@@ -42,9 +42,7 @@ class Settings(NamedTuple):
     @property
     def saved(self) -> tuple[str, ...]:
         """Return the statistics that the gradient of the outputs of a layer's loss is computed from."""
-        if self.operator == "cross_entropy" or not any(name in self.outputs for name in _DIFFERENTIABLE):
-            return ()
-        return ("lse", "entropy") if "entropy" in self.outputs else ("lse",)
+        return () if self.operator == "cross_entropy" else statistics_for_backward(self.outputs, dict(self.attributes))
 
 
 def accumulator(input: jax.Array) -> np.dtype:

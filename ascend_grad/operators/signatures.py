@@ -40,6 +40,8 @@ class Words(NamedTuple):
     targets: str = ", shape (BT, K)"
     #: Exceptions, as in the section Raises.
     errors: str = ""
+    #: Parameters that differ from those for NumPy, as in the section Parameters.
+    parameters: str = ""
 
 
 NUMPY = Words()
@@ -144,7 +146,10 @@ def _completed_like(function: Any, parameters: Sequence[str], words: Words, like
     if like is None or function.__doc__ is None or like.__doc__ is None:
         return function
     own, other = _sections(function.__doc__), _sections(like.__doc__)
-    own_entries, other_entries = _entries(own.get("Parameters", "")), _entries(other["Parameters"])
+    own_entries, other_entries = (
+        _entries(own.get("Parameters", "")),
+        _entries(other["Parameters"]) | _entries(words.parameters),
+    )
     names_of: dict[tuple[str, str], list[str]] = {}  # by type and text, which several parameters may share
     for name in parameters:
         kind, text = own_entries.get(name) or other_entries[name]

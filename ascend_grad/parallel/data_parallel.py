@@ -52,10 +52,7 @@ def data_parallel_linear_cross_entropy(
     *,
     comm: Communicator | Comm | ProcessGroup | None,
     vocab_comm: Communicator | Comm | ProcessGroup | None = None,
-    vocab_start_index: int | None = None,
-    vocab_size: int | None = None,
     reduce_weight_grad: Literal[True, "scatter"] = True,
-    deterministic: bool = False,
     **options: Unpack[RankLossOptions[ArrayLike, float]],
 ) -> LossResult[NDArray]:
     """Compute the cross-entropy loss of a linear layer and its gradients, with the tokens split over ranks.
@@ -121,7 +118,7 @@ def data_parallel_linear_cross_entropy(
     >>> loss.round(3)
     np.float64(1.386)
     """
-    given = completed(options, LOSS_OPTIONS, "data_parallel_linear_cross_entropy") | {"deterministic": deterministic}
+    given = completed(options, LOSS_OPTIONS, "data_parallel_linear_cross_entropy")
     ranks, vocab_ranks = collectives(comm, "comm", _NAME), collectives(vocab_comm, "vocab_comm", _NAME)
 
     def prepare() -> _Prepared:
@@ -145,7 +142,7 @@ def data_parallel_linear_cross_entropy(
             else:
                 total = device_matrix_sum(ranks, entries, features, dtype, share, in_order, a["weight"])
         place = total.matrix if isinstance(total, MatrixSum) else total
-        shard = make_shard(call, vocab_ranks, vocab_start_index, vocab_size, True, given, place)
+        shard = make_shard(call, vocab_ranks, True, given, place)
         sums = np.zeros(1 + shard.token_summands)
         token_sums = VectorSums(ranks, sums.size, sums.dtype, a["deterministic"])
         return _Prepared(shard, shard.facts(), total, sums, token_sums)

@@ -8,7 +8,7 @@ gradients are summed over the ranks.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from ..arguments import MAX_INDEX, integer, shown, thread_count
 from ..backends.ascend import limits
 from ..backends.loss_reference import square_scale
 from ..errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
-from ..operators.options import OUTPUT_GRADIENTS
+from ..operators.options import OUTPUT_GRADIENTS, has_entropy_terms
 from ..operators.ranks import ARGUMENTS_OF_PARTS, OF_ENTRIES, OF_ROWS, SETTINGS, WITHOUT_ARGUMENT, given_over_ranks
 from ..operators.results import LinearCrossEntropyGradients, loss_result, number
 from .agreement import Attempt, check_agreement
@@ -47,12 +47,10 @@ class Shard:
         The checked arguments. With `lse`, there are gradients alone, and the statistics of rows are not computed.
     ranks : Collectives
         The ranks that the vocabulary is split over.
-    vocab_start_index, vocab_size : int or None
-        The caller's arguments, unchecked.
     share : True, "scatter" or False
         This rank's share of the input's gradient.
     options : dict
-        Options by name, `backend` and `num_threads` among them.
+        Options by name; `backend`, `num_threads`, `vocab_start_index` and `vocab_size` are unchecked.
     weight_grad : ndarray or None
         The array that receives the weight's gradient; None for a new array. (A `DeviceShard` takes a sum instead.)
 
@@ -68,8 +66,6 @@ class Shard:
         self,
         call: Call,
         ranks: Collectives,
-        vocab_start_index: object,
-        vocab_size: object,
         share: Share,
         options: dict[str, Any],
         weight_grad: Any = None,
@@ -89,8 +85,7 @@ class Shard:
         threads = thread_count(options["num_threads"], self._operator)
         #: The backend of row chunks that no device computes.
         self._backend = HostBackend(backend == "reference", self._a["workspace_bytes"] or 0, threads)
-        self._start_index = index(vocab_start_index, "vocab_start_index", self._operator)
-        self._vocab_size = index(vocab_size, "vocab_size", self._operator)
+        self._start_index, self._vocab_size = indices(options, self._operator)
 
         self.dtype = arrays.native(self.input.dtype)
         self.accumulator = arrays.accumulator_dtype(self.dtype)
@@ -345,7 +340,7 @@ class Shard:
         """Describe the problem, and choose how the gradients of row chunks are added."""
         if self._denominators[0] == 0 or (square_scale(self._a) and self._denominators[1] == 0):
             self._denominators[...] = 0  # the mean is NaN, and has no gradient
-        needs_entropy = "entropy" in self._a["outputs"] or "grad_entropy" in self._vectors
+        needs_entropy = "entropy" in self._a["outputs"] or has_entropy_terms(self._a | self._vectors)
         options = {
             **{name: self._a[name] for name in ARGUMENTS_OF_PARTS},
             "grad_loss": self._a["grad_loss"] if isinstance(self._a["grad_loss"], float) else None,
@@ -501,15 +496,14 @@ def check_memory(call: Call, ranks: Collectives) -> None:
     raise ParamTypeError(f"{name}: expected {expected}, got {got}", operator=call.operator.name)
 
 
-def index(value: object, name: str, operator: str) -> int | None:
-    """Check and return an optional argument that is an index."""
-    if value is None:
-        return None
-    index = integer(value, name, operator, "None or an int")
-    if not 0 <= index <= MAX_INDEX:
-        message = f"{name}: expected None or an int in [0, {MAX_INDEX}], got {shown(index)}"
-        raise ParamInvalidError(message, operator=operator)
-    return index
+def indices(options: dict[str, Any], operator: str) -> Iterator[int | None]:
+    """Check and return the optional arguments `vocab_start_index` and `vocab_size`."""
+    for name in ("vocab_start_index", "vocab_size"):
+        index = None if options[name] is None else integer(options[name], name, operator, "None or an int")
+        if index is not None and not 0 <= index <= MAX_INDEX:
+            message = f"{name}: expected None or an int in [0, {MAX_INDEX}], got {shown(index)}"
+            raise ParamInvalidError(message, operator=operator)
+        yield index
 
 
 def facts_of(options: Mapping[str, Any], compared: Sequence[str]) -> dict[str, Any]:

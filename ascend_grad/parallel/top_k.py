@@ -21,9 +21,9 @@ from .agreement import Attempt, check_agreement
 from .communicators import Collectives
 from .part_backend import HostBackend
 from .row_statistics import NUMBERS, RowStatistics, empty_part, write_summands
-from .shard import check_memory, facts_of, index, placed
+from .shard import check_memory, facts_of, indices, placed
 from .transports import collectives
-from .vocabulary_parallel import WORDS, linear_cross_entropy
+from .vocabulary_parallel import SHARD_OPTIONS, WORDS, linear_cross_entropy
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Comm
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .communicators import Communicator
 
 _NAME = VOCABULARY_PARALLEL_TOP_K.name
-_OPTIONS = options_like(losses.linear_top_k)
+_OPTIONS = SHARD_OPTIONS | options_like(losses.linear_top_k)
 
 
 @with_options(_OPTIONS, WORDS, like=linear_cross_entropy)
@@ -43,8 +43,6 @@ def linear_top_k(
     k: int,
     *,
     comm: Communicator | Comm | ProcessGroup | None,
-    vocab_start_index: int | None = None,
-    vocab_size: int | None = None,
     **options: Unpack[TopKOptions[ArrayLike, float]],
 ) -> LinearTopK[NDArray]:
     """Compute the k largest log-probabilities of a linear layer for each row, with the vocabulary split over ranks.
@@ -95,7 +93,7 @@ def linear_top_k(
     def prepare() -> tuple[_Part, dict[str, Any]]:
         values = [input, weight_shard, k, *(given[name] for name in VOCABULARY_PARALLEL_TOP_K.parameters[3:])]
         call = checked(VOCABULARY_PARALLEL_TOP_K, values)
-        part = _Part(call, ranks, vocab_start_index, vocab_size, given["backend"], given["num_threads"])
+        part = _Part(call, ranks, given)
         return part, part.facts()
 
     prepared = attempt.run(prepare)
@@ -115,17 +113,15 @@ def linear_top_k(
 class _Part:
     """This rank's part of a vocabulary, and the largest logits of its entries."""
 
-    def __init__(self, call: Call, ranks: Collectives, start: object, size: object, backend: Any, threads: Any):
+    def __init__(self, call: Call, ranks: Collectives, options: dict[str, Any]):
         self._call, self._ranks, self._a = call, ranks, call.arguments
         check_memory(call, ranks)
-        self._backend = HostBackend(
-            requested(backend, call.operator)[0] == "reference",
-            self._a["workspace_bytes"] or 0,
-            thread_count(threads, _NAME),
-        )
-        if call.device is not None or requested(backend, call.operator)[0] not in ("auto", "cpu", "reference"):
+        backend, _ = requested(options["backend"], call.operator)
+        threads = thread_count(options["num_threads"], _NAME)
+        self._backend = HostBackend(backend == "reference", self._a["workspace_bytes"] or 0, threads)
+        if call.device is not None or backend not in ("auto", "cpu", "reference"):
             raise UnsupportedDeviceError("the operator has not been brought to the device", operator=_NAME)
-        self._start_index, self._size = index(start, "vocab_start_index", _NAME), index(size, "vocab_size", _NAME)
+        self._start_index, self._size = indices(options, _NAME)
         self._options = {
             name: arrays.wide(value) if isinstance(value, np.ndarray) else value
             for name, value in self._a.items()

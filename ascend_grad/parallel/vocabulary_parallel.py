@@ -28,8 +28,15 @@ if TYPE_CHECKING:
     from ..option_types import RankGradientOptions, RankLossOptions
     from .communicators import Communicator
 
+#: Options of all functions over ranks.
+SHARD_OPTIONS = {"vocab_start_index": None, "vocab_size": None}
 #: Options of the loss over ranks: the options of the undivided problem, and upstream gradients of the outputs.
-LOSS_OPTIONS = options_like(losses.linear_cross_entropy, ("vocab_start_index",)) | dict.fromkeys(OUTPUT_GRADIENTS)
+LOSS_OPTIONS = {
+    **SHARD_OPTIONS,
+    "deterministic": False,
+    **options_like(losses.linear_cross_entropy, ("vocab_start_index",)),
+    **dict.fromkeys(OUTPUT_GRADIENTS),
+}
 _GRADIENT_OPTIONS = {name: LOSS_OPTIONS[name] for name in LOSS_OPTIONS if name not in ("return_grad", "outputs")}
 WORDS = Words(classes=", shape (V of this rank,)")
 
@@ -41,10 +48,7 @@ def linear_cross_entropy(
     target: ArrayLike,
     *,
     comm: Communicator | Comm | ProcessGroup | None,
-    vocab_start_index: int | None = None,
-    vocab_size: int | None = None,
     reduce_input_grad: Literal[True, False, "scatter"] = True,
-    deterministic: bool = False,
     **options: Unpack[RankLossOptions[ArrayLike, float]],
 ) -> LossResult[NDArray]:
     """Compute the cross-entropy loss of a linear layer and its gradients, with the vocabulary split over ranks.
@@ -144,9 +148,9 @@ def linear_cross_entropy(
     array([[-0.375,  0.125,  0.125,  0.125],
            [ 0.125,  0.125,  0.125, -0.375]])
     """
-    given = completed(options, LOSS_OPTIONS, "linear_cross_entropy") | {"deterministic": deterministic}
+    given = completed(options, LOSS_OPTIONS, "linear_cross_entropy")
     arrays = input, weight_shard, target
-    return _solved(VOCABULARY_PARALLEL, arrays, given, comm, vocab_start_index, vocab_size, reduce_input_grad)
+    return _solved(VOCABULARY_PARALLEL, arrays, given, comm, reduce_input_grad)
 
 
 @with_options(_GRADIENT_OPTIONS, WORDS, like=linear_cross_entropy)
@@ -156,12 +160,9 @@ def linear_cross_entropy_backward(
     target: ArrayLike,
     *,
     comm: Communicator | Comm | ProcessGroup | None,
-    vocab_start_index: int | None = None,
-    vocab_size: int | None = None,
     lse: ArrayLike,
     entropy: ArrayLike | None = None,
     reduce_input_grad: Literal[True, False, "scatter"] = True,
-    deterministic: bool = False,
     **options: Unpack[RankGradientOptions[ArrayLike, float]],
 ) -> LinearCrossEntropyGradients:
     """Compute the gradients of `linear_cross_entropy` and of its outputs, for upstream gradients that are known later.
@@ -209,9 +210,9 @@ def linear_cross_entropy_backward(
            [ 0.125,  0.125,  0.125, -0.375]])
     """
     given = completed(options, _GRADIENT_OPTIONS, "linear_cross_entropy_backward")
-    given |= {"entropy": entropy, "deterministic": deterministic}
+    given["entropy"] = entropy
     arrays = input, weight_shard, target, lse
-    return _solved(VOCABULARY_PARALLEL_BACKWARD, arrays, given, comm, vocab_start_index, vocab_size, reduce_input_grad)
+    return _solved(VOCABULARY_PARALLEL_BACKWARD, arrays, given, comm, reduce_input_grad)
 
 
 def _solved(
@@ -219,8 +220,6 @@ def _solved(
     arrays: Sequence[ArrayLike],
     options: dict[str, Any],
     comm: object,
-    vocab_start_index: object,
-    vocab_size: object,
     reduce_input_grad: object,
 ) -> Any:
     """Return the results of a call. `arrays` are the first parameters, and `options` has the others by name."""
@@ -231,7 +230,7 @@ def _solved(
     def prepare() -> tuple[Shard, dict[str, Any]]:
         share = _checked_share(reduce_input_grad, name)
         call = checked(operator, [*arrays, *(options[each] for each in operator.parameters[len(arrays) :])])
-        shard = make_shard(call, ranks, vocab_start_index, vocab_size, share, options)
+        shard = make_shard(call, ranks, share, options)
         facts = shard.facts()
         facts["same"]["reduce_input_grad"] = share
         return shard, facts

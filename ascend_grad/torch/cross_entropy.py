@@ -40,9 +40,7 @@ class _CrossEntropy(Function):
     upstream gradient, backward computes the gradient of the loss and the outputs in one call.
     """
 
-    @staticmethod
-    def forward(*arguments):
-        return loss_operators.cross_entropy(*arguments)
+    forward = staticmethod(loss_operators.cross_entropy)
 
     @staticmethod
     def setup_context(ctx, inputs, output):

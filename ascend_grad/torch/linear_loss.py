@@ -63,9 +63,7 @@ class _LinearCrossEntropy(Function):
     output has an upstream gradient, backward computes the gradients of loss and outputs together.
     """
 
-    @staticmethod
-    def forward(*arguments):
-        return loss_operators.linear_cross_entropy(*arguments)
+    forward = staticmethod(loss_operators.linear_cross_entropy)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -169,7 +167,7 @@ def unrounded_loss(
         "reduction": reduction,
         "ignore_index": ignore_index,
         **{f"{name}_grad": with_gradients and each is not None and each.requires_grad for name, each in layer.items()},
-        "outputs": computed_outputs(outputs),
+        "outputs": computed_outputs(outputs, numbers),
         "num_threads": num_threads,
         "shard": None if shard is None else shard.number(rows, linear_weight, classes),
     }

@@ -183,7 +183,7 @@ def rowwise(name: str, *arguments: Any) -> torch.Tensor:
         last = traced_number(last, "scale", name)[None] if isinstance(last, float) else last
         return getattr(torch.ops.ascend_grad, name)(*tensors, last)
     last = last.item() if isinstance(last, torch.Tensor) else last
-    return getattr(ag, name)(*(each.detach() if each.requires_grad else each for each in tensors), last)
+    return getattr(ag, name)(*[each.detach() if each.requires_grad else each for each in tensors], last)
 
 
 # -- what linear operators and losses share --

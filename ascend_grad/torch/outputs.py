@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
 from ..arguments import shown
 from ..errors import ParamInvalidError, ParamTypeError
-from ..operators.options import OUTPUTS
+from ..operators.options import OUTPUTS, statistics_for_backward
 from ..operators.results import LossResult, class_of
 
 #: The loss under "loss", and the outputs that were computed.
@@ -39,10 +39,9 @@ def check_outputs(operator: str, outputs: object) -> None:
             raise ParamInvalidError(f"outputs: expected {expected}, got {each!r}", operator=operator)
 
 
-def computed_outputs(outputs: Sequence[str]) -> list[str]:
-    """Return the names of the outputs to compute: backward through a log-probability or an entropy needs lse."""
-    needs_lse = "lse" not in outputs and ("log_prob" in outputs or "entropy" in outputs)
-    return [*outputs, "lse"] if needs_lse else list(outputs)
+def computed_outputs(outputs: Sequence[str], options: Mapping[str, Any]) -> list[str]:
+    """Return the names of the outputs to compute: those that are requested, and those that backward needs."""
+    return list(dict.fromkeys((*outputs, *statistics_for_backward(outputs, options))))
 
 
 def statistics(

@@ -5,6 +5,7 @@ The gradient of a gradient is composed of the same operators and of torch's own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,141 +22,72 @@ from .tensors import TENSORS, check_tensors
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
-def _softmax_backward_wrt_output(
-    grad: torch.Tensor, grad_output: torch.Tensor, output: torch.Tensor, dim: int
-) -> torch.Tensor:
-    """Compute the gradient of (g - sum(g*y)) * y with respect to y."""
+def _computation(operator: str) -> staticmethod:
+    """Return the function that computes an operator. Compilers cannot trace `functools.partial` here."""
+    return staticmethod(lambda *arguments: rowwise(operator, *arguments))
+
+
+def _with_gradients(operator: str, backward_of_backward: Callable) -> tuple[type[Function], type[Function]]:
+    """Return the functions of an operator and of its backward operator; torch can differentiate both.
+
+    Both take tensors, the last of which may be a mask, and a setting: the dimension or the scale.
+    `backward_of_backward` returns the gradients with respect to the tensors of the backward operator.
+    """
+    name_of_backward = f"{operator}_backward"
+
+    class Forward(Function):
+        forward = _computation(operator)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            _, *mask, ctx.setting = inputs
+            ctx.save_for_backward(output, *mask)
+
+        @staticmethod
+        def backward(ctx, grad_output):
+            arguments = grad_output, *ctx.saved_tensors, ctx.setting
+            is_differentiated = torch.is_grad_enabled()
+            gradient = apply(Backward, *arguments) if is_differentiated else rowwise(name_of_backward, *arguments)
+            return gradient, *[None] * (len(arguments) - 2)
+
+    class Backward(Function):
+        forward = _computation(name_of_backward)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            *tensors, ctx.setting = inputs
+            ctx.save_for_backward(*tensors)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return *backward_of_backward(grad, *ctx.saved_tensors, ctx.setting), None
+
+    register_gradient(operator, Forward)
+    register_gradient(name_of_backward, Backward)
+    return Forward, Backward
+
+
+def _softmax_backward_backward(grad, grad_output, output, dim):
     row_sum = (grad_output * output).sum(dim, keepdim=True)
-    return grad * (grad_output - row_sum) - grad_output * (grad * output).sum(dim, keepdim=True)
+    wrt_output = grad * (grad_output - row_sum) - grad_output * (grad * output).sum(dim, keepdim=True)
+    return apply(_SoftmaxBackward, grad, output, dim), wrt_output
 
 
-class _Softmax(Function):
-    @staticmethod
-    def forward(input, dim):
-        return rowwise("softmax", input, dim)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.dim = inputs[1]
-        ctx.save_for_backward(output)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        (output,) = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return rowwise("softmax_backward", grad_output, output, ctx.dim), None
-        return apply(_SoftmaxBackward, grad_output, output, ctx.dim), None
+def _log_softmax_backward_backward(grad, grad_output, output, dim):
+    scaled = grad * output.exp()  # factor in both gradients of g - sum(g) * exp(y)
+    return grad - scaled.sum(dim, keepdim=True), -grad_output.sum(dim, keepdim=True) * scaled
 
 
-class _SoftmaxBackward(Function):
-    @staticmethod
-    def forward(grad_output, output, dim):
-        return rowwise("softmax_backward", grad_output, output, dim)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.dim = inputs[2]
-        ctx.save_for_backward(*inputs[:2])
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad_output, output = ctx.saved_tensors
-        return (
-            apply(_SoftmaxBackward, grad, output, ctx.dim),
-            _softmax_backward_wrt_output(grad, grad_output, output, ctx.dim),
-            None,
-        )
+def _scaled_masked_softmax_backward_backward(grad, grad_output, y, mask, scale):
+    scale = scale[0] if isinstance(scale, torch.Tensor) else scale  # without a part in the dtype
+    return *_softmax_backward_backward((grad * scale).masked_fill(mask, 0), grad_output, y, -1), None
 
 
-class _LogSoftmax(Function):
-    @staticmethod
-    def forward(input, dim):
-        return rowwise("log_softmax", input, dim)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.dim = inputs[1]
-        ctx.save_for_backward(output)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        (output,) = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return rowwise("log_softmax_backward", grad_output, output, ctx.dim), None
-        return apply(_LogSoftmaxBackward, grad_output, output, ctx.dim), None
-
-
-class _LogSoftmaxBackward(Function):
-    @staticmethod
-    def forward(grad_output, output, dim):
-        return rowwise("log_softmax_backward", grad_output, output, dim)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.dim = inputs[2]
-        ctx.save_for_backward(*inputs[:2])
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad_output, output = ctx.saved_tensors
-        scaled = grad * output.exp()  # factor in both gradients of g - sum(g) * exp(y)
-        return (
-            grad - scaled.sum(ctx.dim, keepdim=True),
-            -grad_output.sum(ctx.dim, keepdim=True) * scaled,
-            None,
-        )
-
-
-class _ScaledMaskedSoftmax(Function):
-    @staticmethod
-    def forward(x, mask, scale):
-        return rowwise("scaled_masked_softmax", x, mask, scale)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        _, mask, ctx.scale = inputs
-        ctx.save_for_backward(output, mask)
-
-    @staticmethod
-    def backward(ctx, grad_output):
-        y, mask = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return rowwise("scaled_masked_softmax_backward", grad_output, y, mask, ctx.scale), None, None
-        return apply(_ScaledMaskedSoftmaxBackward, grad_output, y, mask, ctx.scale), None, None
-
-
-class _ScaledMaskedSoftmaxBackward(Function):
-    @staticmethod
-    def forward(grad_output, y, mask, scale):
-        return rowwise("scaled_masked_softmax_backward", grad_output, y, mask, scale)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.scale = inputs[3]
-        ctx.save_for_backward(*inputs[:3])
-
-    @staticmethod
-    def backward(ctx, grad):
-        grad_output, y, mask = ctx.saved_tensors
-        scale = ctx.scale[0] if isinstance(ctx.scale, torch.Tensor) else ctx.scale  # without a part in the dtype
-        grad = (grad * scale).masked_fill(mask, 0)
-        return (
-            apply(_SoftmaxBackward, grad, y, -1),
-            _softmax_backward_wrt_output(grad, grad_output, y, -1),
-            None,
-            None,
-        )
-
-
-for _name, _function in (
-    ("softmax", _Softmax),
-    ("softmax_backward", _SoftmaxBackward),
-    ("log_softmax", _LogSoftmax),
-    ("log_softmax_backward", _LogSoftmaxBackward),
-    ("scaled_masked_softmax", _ScaledMaskedSoftmax),
-    ("scaled_masked_softmax_backward", _ScaledMaskedSoftmaxBackward),
-):
-    register_gradient(_name, _function)
+_Softmax, _SoftmaxBackward = _with_gradients("softmax", _softmax_backward_backward)
+_LogSoftmax, _LogSoftmaxBackward = _with_gradients("log_softmax", _log_softmax_backward_backward)
+_ScaledMaskedSoftmax, _ScaledMaskedSoftmaxBackward = _with_gradients(
+    "scaled_masked_softmax", _scaled_masked_softmax_backward_backward
+)
 
 
 def _converted(operator: str, input: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:

@@ -67,8 +67,9 @@ def _is_memory(tensor: torch.Tensor) -> bool:
 
 def are_plain(arguments: Iterable[object]) -> bool:
     """Return whether the call is not observed and its tensors are plain CPU memory (see `_is_memory`)."""
-    tensors = (each for each in arguments if isinstance(each, torch.Tensor))
-    return not is_observed() and all(each.is_cpu and _is_memory(each) for each in tensors)
+    return not is_observed() and all(
+        not isinstance(each, torch.Tensor) or (each.is_cpu and _is_memory(each)) for each in arguments
+    )
 
 
 def are_readable(tensors: Iterable[torch.Tensor]) -> bool:

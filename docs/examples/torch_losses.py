@@ -180,18 +180,14 @@ def _peak_bytes() -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the example with these arguments, or with the arguments of the process, and return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="torch_losses.py",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--steps", type=int, default=60, metavar="N", help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
+    in_lines = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("torch_losses.py", description=DESCRIPTION, formatter_class=in_lines)
     parser.add_argument(
         "--bfloat16", action="store_true", help="under autocast (torch's takes minutes on CPUs without AVX-512)"
     )
     parser.add_argument("--save-plot", type=Path, metavar="FILE", help="draw the losses (needs matplotlib)")
+    parser.add_argument("--steps", type=int, default=60, metavar="N", help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
     arguments = parser.parse_args(argv)
     if arguments.steps < 1:
         parser.error(f"argument --steps: expected 1 or more, got {arguments.steps}")

@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from faults import INVALID, TYPE, outcome
+from faults import INVALID, TYPE, assert_refused_beside, outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_samples import GRADIENT, LINEAR, LOSS, STATISTICS, WHOLE, problem_of
-from processes import with_resident
 from producers import Exchanged
 from python_threads import empty_on_threads, in_threads
 from samples import DTYPES, assert_identical, random_problem
@@ -264,11 +263,7 @@ def refused() -> dict[str, tuple[object, str]]:
 @pytest.mark.parametrize("name", refused())
 def test_arrays_that_are_refused(name):
     value, message = refused()[name]
-    for pair in ((value, jnp.zeros(3)), (jnp.zeros(3), value)):
-        error = outcome(ag.softmax_backward, *pair)
-        assert type(error) is TYPE
-        assert error.code == 161002
-        assert message in str(error)
+    assert_refused_beside(value, jnp.zeros(3), message)
 
 
 @pytest.mark.parametrize(
@@ -367,37 +362,3 @@ def test_calls_from_several_threads():
     in_threads(work, work, work)
     assert len(results) == 60
     assert all(np.array_equal(result, right) for result in results)
-
-
-CALLS = """
-import jax.numpy as jnp
-import ascend_grad as ag
-x, y = jnp.zeros((64, 128)), jnp.zeros((64, 128))
-
-def calls(count):
-    for _ in range(count):
-        ag.softmax_backward(x, y)
-
-leave_nothing(calls, 1000, 5000, 16 << 20, x)  # a result that stayed would be 32 KiB for each call
-"""
-
-
-def test_calls_leave_nothing_behind(run_script):
-    run_script(with_resident(CALLS))
-
-
-def test_the_interpreter_ends_while_results_live(run_script):
-    script = """
-    import sys, threading
-    import jax, jax.numpy as jnp
-    import ascend_grad as ag
-    kept = [ag.softmax(jnp.zeros(n)) for n in (16, 9 << 20)]
-    kept.append(kept)
-    sys.kept = ag.softmax(jnp.zeros(16))
-    jax.kept = jax.jit(lambda x: x)(ag.softmax(jnp.zeros(16)))
-    thread = threading.Thread(target=lambda: kept.append(ag.softmax(jnp.zeros(3))))
-    thread.start()
-    thread.join()
-    print("done")
-    """
-    assert run_script(script).stdout == "done\n"

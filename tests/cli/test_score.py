@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from files import assert_same_file, peak_anonymous_bytes, refused, sparse
+from files import assert_same_file, assert_target_refused, peak_anonymous_bytes, refused, sparse
 from samples import BFLOAT16, DTYPES, generator
 
 import ascend_grad as ag
@@ -343,11 +343,7 @@ def test_calls_that_are_refused(options, message, capsys):
 @pytest.mark.usefixtures("small_chunks")
 def test_a_target_out_of_the_vocabulary_is_named_by_its_row(capsys):
     _, _, targets = problem()
-    targets[8] = VOCABULARY
-    np.save("targets.npy", targets)
-    message = refused(capsys, *INPUTS, "-o", "a", command="score")
-    assert message.startswith("targets.npy: linear_cross_entropy: target: expected")
-    assert f"{VOCABULARY} in row 8" in message
+    assert_target_refused(capsys, INPUTS, targets, 8)
 
 
 def test_an_empty_vocabulary(capsys):

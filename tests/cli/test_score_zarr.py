@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from files import everything_here, peak_anonymous_bytes, refused
+from files import assert_target_refused, everything_here, peak_anonymous_bytes, refused
 from samples import DTYPES, generator
 from zarr_files import assert_identical, chunk_files, load, save_zarr
 
@@ -332,11 +332,7 @@ def test_options_that_are_refused(options, text, capsys):
 
 def test_a_target_out_of_the_vocabulary(capsys):
     _, _, targets = problem()
-    targets[9] = VOCABULARY
-    np.save("targets.npy", targets)
-    message = refused(capsys, *INPUTS, "-o", "out", command="score")
-    assert message.startswith("targets.npy: linear_cross_entropy: target: ")
-    assert f"{VOCABULARY} in row 9" in message
+    assert_target_refused(capsys, INPUTS, targets, 9)
 
 
 def test_a_result_of_apply_is_no_result_of_score(capsys):

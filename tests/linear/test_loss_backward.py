@@ -7,7 +7,6 @@ import pytest
 from faults import INVALID, NULL, TYPE, outcome
 from linear_samples import Shape
 from loss_samples import (
-    OF_DEVICE,
     OPTIONS,
     PLACES,
     SHAPE_OF_DEVICE,
@@ -17,6 +16,7 @@ from loss_samples import (
     check_on_device,
     device_gradients,
     moved,
+    on_devices,
     sizes_and_settings,
     unusual_gradients,
 )
@@ -44,9 +44,7 @@ def test_reductions_on_both_backends(option, reduction, dtype):
         check(ag.linear_cross_entropy_backward(**backward, backend=backend), forward, dtype, **upstream)
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("option", OF_DEVICE)
+@on_devices
 def test_the_device_takes_gradients_of_the_loss_the_lse_and_the_log_probabilities(option, dtype, place, device):
     for arguments in device_gradients(option, dtype):
         check_on_device(BACKWARD, arguments, *PLACES[place])

@@ -21,6 +21,7 @@ from loss_samples import (
     check_on_device,
     device_losses,
     moved,
+    on_devices,
     sizes_and_settings,
     unusual_losses,
 )
@@ -480,9 +481,7 @@ def test_options_that_no_device_computes(option, place, device):
     assert "the device's operators compute the loss without" in str(error)
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("option", OF_DEVICE)
+@on_devices
 def test_the_device_takes_options_that_are_vectors(option, dtype, place, device):
     for arguments in device_losses(option, dtype):
         check_on_device(WHOLE, arguments, *PLACES[place])

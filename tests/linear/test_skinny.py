@@ -5,7 +5,7 @@ from __future__ import annotations
 import linear_oracles
 import numpy as np
 import pytest
-from linear_samples import GRADIENT, MODES, STATISTICS, WHOLE, Shape, in_layout, problem_of
+from linear_samples import GRADIENT, MODES, STATISTICS, WHOLE, Shape, in_layout, problem_of, shapes
 from samples import BFLOAT16, Layout, allocated, assert_identical
 
 from ascend_grad import _cpu, _linear_python
@@ -13,51 +13,48 @@ from ascend_grad import _cpu, _linear_python
 #: Shapes around these limits: resident rows (32 or 64; 128 and 256 if features are many), tiles (384 rows, 3072
 #: products), segments of features (4 KiB of accumulators), features for which rows are transposed (at most 128) or are
 #: columns in all products (at most 16). Some rows are a power of two apart.
-SHAPES = [
-    Shape(*shape)
-    for shape in (
-        (1, 17, 1025),
-        (1, 4000, 20),
-        (3, 700, 1500),
-        (15, 1700, 76),
-        (16, 49, 2100),
-        (16, 16, 1024),
-        (2, 4, 3885),
-        (1, 1, 40_000),
-        (5, 9, 33_000),
-        (17, 1, 1025),
-        (1700, 16, 81),
-        (4000, 1, 20),
-        (700, 3, 1500),
-        (64, 65, 520),
-        (65, 64, 33),
-        (33, 31, 1030),
-        (48, 48, 4100),
-        (30, 900, 9),
-        (900, 30, 9),
-        (63, 200, 129),
-        (300, 2, 3),
-        (2, 300, 128),
-        (1, 1500, 1),
-        (1500, 1, 1),
-        (3, 900, 2),
-        (900, 5, 3),
-        (64, 700, 16),
-        (700, 64, 15),
-        (2, 800, 17),
-        (80, 50, 3000),
-        (128, 256, 2100),
-        (256, 70, 2200),
-        (129, 60, 1100),
-        (127, 3, 5003),
-        (8, 40, 2048),
-        (16, 33, 4096),
-        (700, 20, 1024),
-        (32, 65, 520),
-        (64, 700, 520),
-        (700, 40, 1030),
-    )
-]
+SHAPES = shapes(
+    (1, 17, 1025),
+    (1, 4000, 20),
+    (3, 700, 1500),
+    (15, 1700, 76),
+    (16, 49, 2100),
+    (16, 16, 1024),
+    (2, 4, 3885),
+    (1, 1, 40_000),
+    (5, 9, 33_000),
+    (17, 1, 1025),
+    (1700, 16, 81),
+    (4000, 1, 20),
+    (700, 3, 1500),
+    (64, 65, 520),
+    (65, 64, 33),
+    (33, 31, 1030),
+    (48, 48, 4100),
+    (30, 900, 9),
+    (900, 30, 9),
+    (63, 200, 129),
+    (300, 2, 3),
+    (2, 300, 128),
+    (1, 1500, 1),
+    (1500, 1, 1),
+    (3, 900, 2),
+    (900, 5, 3),
+    (64, 700, 16),
+    (700, 64, 15),
+    (2, 800, 17),
+    (80, 50, 3000),
+    (128, 256, 2100),
+    (256, 70, 2200),
+    (129, 60, 1100),
+    (127, 3, 5003),
+    (8, 40, 2048),
+    (16, 33, 4096),
+    (700, 20, 1024),
+    (32, 65, 520),
+    (64, 700, 520),
+    (700, 40, 1030),
+)
 CALLS = [*((GRADIENT, {"mode": mode}) for mode in MODES), (STATISTICS, {}), (WHOLE, {})]
 LAYOUTS = [
     Layout((1, 0), (1, 1)),

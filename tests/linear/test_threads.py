@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 from linear_samples import GRADIENT, LINEAR, LOSS, MODES, STATISTICS, WHOLE, LinearProblem, Shape, problem_of
-from python_threads import assert_other_threads_run, check_at_once
+from python_threads import INTERRUPT, assert_other_threads_run, check_at_once
 from samples import DTYPES, Layout, assert_identical, laid_out
 
 import ascend_grad as ag
@@ -254,12 +254,7 @@ def test_ctrl_c_interrupts_a_long_call(mode, num_threads, run_script, needs_memo
             mode = {{"softmax": np.broadcast_to(np.float32(0.5), (rows, entries))}}
         arguments = (numbers, x, w, here, np.zeros(rows, np.int64))
 
-        def interrupt():
-            while out[0, 0] == 7:
-                time.sleep(0.001)
-            os.kill(os.getpid(), signal.SIGINT)
-
-        threading.Thread(target=interrupt, daemon=True).start()
+        {INTERRUPT}
         try:
             ag.fused_linear_cross_entropy_loss_grad(*arguments, **mode, out=(None, out), num_threads={num_threads})
         except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from faults import INVALID, NOT_A_NUMBER, NOT_AN_INT, NULL, TYPE, outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_oracles import assert_top_k, expected, logits_of_problem
-from linear_samples import KINDS, TOP_K, LinearProblem, Shape, problem_of
+from linear_samples import KINDS, TOP_K, LinearProblem, Shape, problem_of, shapes
 from samples import BFLOAT16, DTYPES, assert_fresh, assert_identical, generator, native_copy
 from strategies import views
 
@@ -19,24 +19,21 @@ from ascend_grad import _cpu, _linear_python
 from ascend_grad.bounds import ANY
 
 #: Sizes around the edges of vectors, panels, chunks and blocks, with every plan.
-SHAPES = [
-    Shape(*shape)
-    for shape in (
-        (1, 1, 1),
-        (1, 2, 3),
-        (1, 5000, 33),
-        (2, 129, 0),
-        (3, 1300, 70),
-        (7, 48, 2),
-        (17, 97, 33),
-        (31, 300, 600),
-        (64, 193, 65),
-        (65, 200, 31),
-        (300, 7, 5),
-        (1020, 1000, 3),
-        (1100, 1930, 4),
-    )
-]
+SHAPES = shapes(
+    (1, 1, 1),
+    (1, 2, 3),
+    (1, 5000, 33),
+    (2, 129, 0),
+    (3, 1300, 70),
+    (7, 48, 2),
+    (17, 97, 33),
+    (31, 300, 600),
+    (64, 193, 65),
+    (65, 200, 31),
+    (300, 7, 5),
+    (1020, 1000, 3),
+    (1100, 1930, 4),
+)
 COUNTS = (1, 3, 16, 127, 128)
 
 

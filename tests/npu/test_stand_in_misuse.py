@@ -222,11 +222,17 @@ def test_workspace_is_large_enough_and_nobody_elses(acl, double) -> None:
 # ---- misuse of the order of work -------------------------------------------------------------------------------------
 
 
-def test_missing_synchronise_gives_wrong_data(acl, double) -> None:
-    double.set_delay(100_000)
+def queued_softmax(acl, double, delay: int) -> dict:
+    """Queue a softmax that begins after a delay in microseconds, and return the objects of the call."""
+    double.set_delay(delay)
     c = softmax_call(acl, double)
     assert acl.aclnnSoftmax(c["workspace"], c["size"], c["executor"], c["stream"]) == 0
     acl.executors.clear()
+    return c
+
+
+def test_missing_synchronise_gives_wrong_data(acl, double) -> None:
+    c = queued_softmax(acl, double, 100_000)
     assert not acl.read(c["out"], c["x"]).any()
     broken(double, "does not wait for the stream")
     acl.check("aclrtSynchronizeStream", c["stream"])
@@ -253,30 +259,21 @@ def test_asynchronous_copies_need_page_locked_memory(acl, double) -> None:
 
 
 def test_memory_in_use_must_not_be_freed(acl, double) -> None:
-    double.set_delay(20_000)
-    c = softmax_call(acl, double)
-    assert acl.aclnnSoftmax(c["workspace"], c["size"], c["executor"], c["stream"]) == 0
-    acl.executors.clear()
+    c = queued_softmax(acl, double, 20_000)
     assert acl.aclrtFree(c["workspace"]) == 0
     acl.device_memory.remove(c["workspace"])
     broken(double, "memory that queued work still uses (aclnnSoftmax)")
 
 
 def test_stream_in_use_must_not_be_destroyed(acl, double) -> None:
-    double.set_delay(20_000)
-    c = softmax_call(acl, double)
-    assert acl.aclnnSoftmax(c["workspace"], c["size"], c["executor"], c["stream"]) == 0
-    acl.executors.clear()
+    c = queued_softmax(acl, double, 20_000)
     assert acl.aclrtDestroyStream(c["stream"]) == 0
     acl.streams.clear()
     broken(double, "still has work queued")
 
 
 def test_two_streams_on_the_same_memory(acl, double) -> None:
-    double.set_delay(20_000)
-    c = softmax_call(acl, double)
-    assert acl.aclnnSoftmax(c["workspace"], c["size"], c["executor"], c["stream"]) == 0
-    acl.executors.clear()
+    c = queued_softmax(acl, double, 20_000)
     acl.launch("LogSoftmax", c["result"], 0, c["self"], stream=acl.stream())
     assert "work on another stream" in double.violations()[0]
 

@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 import stand_in
 
+A2 = "Ascend910B2"
+#: Code that prints the statuses of the first two calls, and the number of devices.
+COUNT = "acl.aclInit(None), count(), n.value"
+
 
 def run(code: str, home: Path | None = None, check: bool = True, **environment: str) -> subprocess.CompletedProcess:
     """Run code in a new process, in which `acl` is a client of the test double.
@@ -100,14 +104,14 @@ def test_ending_the_device_for_everybody(call, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variant", "code", "expected"),
     [
-        ("split", "acl.aclInit(None), count(), n.value", "0 0 2"),
-        ("aggregate", "acl.aclInit(None), count(), n.value", "0 0 2"),
-        ("train_infer", "acl.aclInit(None), count(), n.value", "0 0 2"),
+        ("split", COUNT, "0 0 2"),
+        ("aggregate", COUNT, "0 0 2"),
+        ("train_infer", COUNT, "0 0 2"),
         ("link_time_stub", "acl.aclInit(None), count(), acl.aclnnSoftmax(None, 0, None, None)", "100039 100039 100039"),
-        ("no_device", "acl.aclInit(None), count(), n.value", "0 0 0"),
+        ("no_device", COUNT, "0 0 0"),
         ("no_driver", "acl.aclInit(None), count()", "0 107001"),
         ("device_lost", "acl.aclInit(None), count()", "0 207004"),
-        ("init_fails", "acl.aclInit(None), count(), n.value", "500000 0 2"),
+        ("init_fails", COUNT, "500000 0 2"),
         ("older", "*[hasattr(acl, f'acl{name}') for name in ('nnSoftmax', 'nnFusedLinearOnlineMaxSum')]", "True False"),
         ("older", "hasattr(acl, 'aclFinalizeReference'), hasattr(acl, 'aclrtCreateContext')", "False False"),
     ],
@@ -123,10 +127,10 @@ def test_installations(variant, code, expected) -> None:
 @pytest.mark.parametrize(
     ("variant", "soc", "codes"),
     [
-        ("no_kernel_path", "Ascend910B2", "561107 561107 561107"),
-        ("no_kernel_package", "Ascend910B2", "561112 561112 561112"),
-        ("no_kernels", "Ascend910B2", "561003 561003 561003"),
-        ("before_9_2", "Ascend910B2", "0 0 0"),
+        ("no_kernel_path", A2, "561107 561107 561107"),
+        ("no_kernel_package", A2, "561112 561112 561112"),
+        ("no_kernels", A2, "561003 561003 561003"),
+        ("before_9_2", A2, "0 0 0"),
         ("before_9_2", "Ascend950PR_9589", "0 0 561112"),
         ("split", "Ascend950PR_9589", "0 0 0"),
     ],

@@ -49,10 +49,9 @@ def test_every_dtype(default_engine, dtype, size, share, deterministic, reductio
         ((5, 4, 0), [0, 2, 5]),
     ],
 )
-def test_edges(default_engine, shape, cuts, reduction):
-    problem = whole(shape, "float32", reduction=reduction)
-    for share in SHARES:
-        check(default_engine, problem, cuts, share)
+@pytest.mark.parametrize("share", SHARES)
+def test_edges(default_engine, shape, cuts, reduction, share):
+    check(default_engine, whole(shape, "float32", reduction=reduction), cuts, share)
 
 
 def test_the_mean_is_over_the_tokens_of_all_ranks(default_engine):

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from python_threads import assert_other_threads_run, check_at_once
+from python_threads import INTERRUPT, assert_other_threads_run, check_at_once
 from samples import DTYPES, MASKED, OPERATORS, UNMASKED, Problem, assert_identical, random_problem
 
 import ascend_grad as ag
@@ -304,12 +304,7 @@ def test_ctrl_c_interrupts_a_long_call(num_threads, axis, run_script, needs_memo
         g = y = np.broadcast_to(line, shape)
         out = np.full(shape, 7, np.float16)
 
-        def interrupt():
-            while out[0, 0] == 7:
-                time.sleep(0.001)
-            os.kill(os.getpid(), signal.SIGINT)
-
-        threading.Thread(target=interrupt, daemon=True).start()
+        {INTERRUPT}
         try:
             ag.softmax_backward(g, y, axis, out=out, num_threads=num_threads)
         except KeyboardInterrupt:

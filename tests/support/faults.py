@@ -174,6 +174,15 @@ FOREIGN_DTYPES = {
 CONVERTED = ("int32", "uint16", "swapped int")
 
 
+def assert_refused_beside(value: object, array: object, message: str) -> None:
+    """Assert that an array of a wrong kind is refused as each argument of a call, beside a right one."""
+    for pair in ((value, array), (array, value)):
+        error = outcome(ag.softmax_backward, *pair)
+        assert type(error) is TYPE
+        assert error.code == 161002
+        assert message in str(error)
+
+
 def outcome(function: Callable[..., object], *args: object, **arguments: object) -> ag.AscendGradError:
     with pytest.raises(ag.AscendGradError) as caught:
         function(*args, **arguments)

@@ -9,9 +9,11 @@ import os
 import re
 import stat
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 from processes import start
 from samples import ARRAYS, MASKED, generator
 
@@ -78,6 +80,15 @@ def everything_here() -> dict[str, tuple[int, int, int]]:
             kept = (status.st_size, status.st_mtime_ns) if is_file else (0, 0)
             found[os.path.join(folder, name)] = (status.st_ino, *kept)
     return found
+
+
+def assert_target_refused(capsys: pytest.CaptureFixture[str], inputs: Sequence[str], targets: np.ndarray, row: int):
+    """Assert that ``score`` names the row of a target out of the vocabulary."""
+    vocabulary = len(np.load("weight.npy", mmap_mode="r"))
+    np.save("targets.npy", np.where(np.arange(len(targets)) == row, vocabulary, targets))
+    message = refused(capsys, *inputs, "-o", "out", command="score")
+    assert message.startswith("targets.npy: linear_cross_entropy: target: expected")
+    assert f"{vocabulary} in row {row}" in message
 
 
 def refused(capsys, *argv: str, command: str = "apply") -> str:

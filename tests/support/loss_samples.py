@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 from linear_samples import Shape
 from loss_oracle import Right, Rows, gradients, outputs
 from oracles import half_ulp
@@ -119,6 +120,13 @@ PLACES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "the host": (lambda array: array, lambda result: result),
     "the device": (_on_device, npu.DeviceArray.numpy),
 }
+
+
+def on_devices(test: Callable) -> Callable:
+    """Run a test with all places, the dtypes and the options of a device."""
+    for name, values in (("option", OF_DEVICE), ("dtype", ["float16", "bfloat16"]), ("place", PLACES)):
+        test = pytest.mark.parametrize(name, values)(test)
+    return test
 
 
 def moved(arguments: dict, place: Callable[[Any], Any]) -> dict:

@@ -9,6 +9,16 @@ from contextlib import suppress
 
 import pytest
 
+#: Code of a script that interrupts the main thread when the result `out`, an array of sevens, changes.
+INTERRUPT = """
+        def interrupt():
+            while out[0, 0] == 7:
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt, daemon=True).start()
+"""
+
 
 def in_threads(*functions: Callable[[], object]) -> None:
     """Run each function on a thread of its own, all at once, and raise an exception of theirs in the calling thread."""

@@ -65,6 +65,15 @@ def run(call: Call, threads: int) -> Any:
     return results if len(call.operator.results) > 1 else results[0]
 
 
+def _rounded(array: Any, dtype: np.dtype) -> Any:
+    """Round an array of the host to a dtype. An array of the device is returned unchanged."""
+    if isinstance(array, DeviceArray) or array.dtype == dtype:
+        return array
+    rounded = np.empty(array.shape, dtype)
+    arrays.round_into(rounded, array)
+    return rounded
+
+
 def _from_the_host(call: Call) -> tuple[NDArray | None, ...]:
     """Compute a call on arrays of the host, which are copied to the device, and its results back."""
     if quirks.is_empty(call):
@@ -102,15 +111,6 @@ def _from_the_device(call: Call) -> tuple[DeviceArray | None, ...]:
         )
         here.keep(*results)
     return results
-
-
-def _rounded(array: Any, dtype: np.dtype) -> Any:
-    """Round an array of the host to a dtype. An array of the device is returned unchanged."""
-    if isinstance(array, DeviceArray) or array.dtype == dtype:
-        return array
-    rounded = np.empty(array.shape, dtype)
-    arrays.round_into(rounded, array)
-    return rounded
 
 
 def _from_tensors(call: Call) -> tuple[DeviceArray | None, ...]:

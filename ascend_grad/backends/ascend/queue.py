@@ -61,20 +61,13 @@ class Rows(Protocol):
 
 
 class Queue(ABC):
-    """One call's place in the order of a stream.
+    """One call's place in the order of a stream."""
 
-    Attributes
-    ----------
-    device : int
-        The device that the work is done on.
-    is_deterministic : bool
-        Whether equal calls have to give equal bits.
-    xp : module
-        The functions on vectors: NumPy or torch.
-    """
-
+    #: The device that the work is done on.
     device: int
+    #: Whether equal calls have to give equal bits.
     is_deterministic: bool
+    #: The module of the functions on vectors: NumPy or torch.
     xp: Any
 
     # ---- work and memory
