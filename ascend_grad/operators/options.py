@@ -207,7 +207,7 @@ def has_entropy_terms(arguments: Mapping[str, Any]) -> bool:
 
 
 def statistics_for_backward(outputs: Collection[str], options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the outputs that `linear_cross_entropy_backward` takes for the gradients of the outputs, none without these.
+    """Return the outputs that `linear_cross_entropy_backward` takes for the gradients of the outputs, if it needs any.
 
     `options` are those of the loss by name. Defaults may be missing.
     """
