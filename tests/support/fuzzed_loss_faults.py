@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from faults import (
+    CONVERTED,
     FOREIGN_DTYPES,
     INVALID,
     MEANINGS,
@@ -119,12 +120,12 @@ def _of_array(draw: Draw, sample: Sample, stage: str, name: str) -> Iterator[Fau
 
 
 def _dtypes(draw: Draw, sample: Sample) -> Iterator[Fault]:
-    yield from _foreign("dtype", "input")
+    yield from _foreign("dtype", "input", fine=CONVERTED)
     if "weight" in sample.arrays:
-        yield from _foreign("dtype", "weight")
+        yield from _foreign("dtype", "weight", fine=CONVERTED)
         other = np.float32 if sample.dtype != np.float32 else np.float64
         yield Fault("dtype", "weight", "unlike input", as_dtype(other), TYPE, "weight")
-    yield from _foreign("dtype", "target", fine=("int32", "swapped int"))
+    yield from _foreign("dtype", "target", fine=CONVERTED)
     yield Fault("dtype", "target", "floats", as_dtype(np.float32), TYPE, "target")
     if sample.case == "rows" and "target_prob" in sample.arrays:
         yield Fault("dtype", "target_prob", "integers", as_dtype(np.int32), TYPE, "target_prob")
@@ -132,7 +133,8 @@ def _dtypes(draw: Draw, sample: Sample) -> Iterator[Fault]:
 
 def _shapes(draw: Draw, sample: Sample) -> Iterator[Fault]:
     if sample.case != "rows":
-        yield Fault("shape", "input", "one axis more", lambda x: x[None], INVALID, "input")
+        if "target" in sample.arrays:
+            yield Fault("shape", "input", "one axis more", lambda x: x[None], INVALID, "target")
         yield Fault("shape", "weight", "one axis less", lambda x: np.zeros(x.shape[1:], x.dtype), INVALID, "weight")
         width = sample.arrays["weight"].shape[1] + draw.choice((1, 3))
         yield Fault("shape", "weight", "features", lambda x: np.zeros((len(x), width), x.dtype), INVALID, "weight")
