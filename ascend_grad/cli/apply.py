@@ -64,11 +64,12 @@ if such a run is ended, the same command goes on from there.
 """
 EPILOG = """\
 examples:
-  ascend-grad apply softmax_backward --grad-output g.npy --output y.npy --dim -1 -o dx.npy
-  ascend-grad apply log_softmax --input logits.npy --out-dtype float32 -o y.npy
-  ascend-grad apply scaled_masked_softmax --x x.npy --mask mask.npy --scale 0.125 -o y.npy
-  ascend-grad apply softmax --input x.npy --dtype bfloat16 -o y.npy
-  ascend-grad apply softmax --input x.zarr --dim 0 -o y.zarr
+  ascend-grad apply softmax x.npy -o y.npy
+  ascend-grad apply softmax_backward --grad-output g.npy --output y.npy --axis -1 -o dx.npy
+  ascend-grad apply log_softmax logits.npy --out-dtype float32 -o y.npy
+  ascend-grad apply scaled_masked_softmax x.npy mask.npy --scale 0.125 -o y.npy
+  ascend-grad apply softmax x.npy --dtype bfloat16 -o y.npy
+  ascend-grad apply softmax x.zarr --axis 0 -o y.zarr
   ascend-grad apply fused_linear_cross_entropy_loss_grad --grad g.npy --input x.npy --weight w.npy \\
       --target-mask mask.npy --masked-target t.npy --logits-max max.npy --sum-exp-logits sum.npy \\
       --input-grad-out dx.npy --weight-grad-out dw.npy
@@ -100,13 +101,21 @@ def _add_operator(subparsers, operator: Operator) -> None:
     end = f"{FILES}{ZARR if operator in table.ROWWISE else ''}\n{STATUSES}"
     parser = add_command(subparsers, operator.name, help=summary, description=f"{summary}.", end=end)
     inputs = INPUTS | {"input": "the layer's input" if operator in table.LINEAR else "values to take the softmax of"}
+    order = ", ".join(map(_option, operator.array_names))
+    parser.add_argument("inputs", nargs="*", metavar="FILE", help=f"the inputs by position: {order}")
     for name in operator.array_names:
-        parser.add_argument(_option(name), required=True, metavar="FILE", help=inputs[name])
+        parser.add_argument(_option(name), metavar="FILE", help=f"{inputs[name]}; required, here or by position")
     for name in _optional_files(operator):
         parser.add_argument(_option(name), metavar="FILE", help=inputs[name])
     for name, (kind, default) in _settings(operator).items():
         if default is inspect.Parameter.empty:
             parser.add_argument(_option(name), type=kind, required=True, metavar="N", help="required")
+        elif name == "dim":
+            group = parser.add_mutually_exclusive_group()
+            # With a default, argparse would not notice an option that repeats it beside the other one.
+            text = f"the axis that is reduced (default: {default})"
+            group.add_argument("--axis", type=kind, dest=name, default=argparse.SUPPRESS, help=text)
+            group.add_argument("--dim", type=kind, dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         else:
             parser.add_argument(_option(name), type=kind, default=default, help="default: %(default)s")
     results = _result_options(operator)
@@ -124,14 +133,15 @@ def _add_operator(subparsers, operator: Operator) -> None:
         parser.add_argument("--out-dtype", choices=DTYPES, help=text)
     add_file_options(parser)
     add_execution_options(parser)
-    parser.set_defaults(out_dtype=None)
+    parser.set_defaults(out_dtype=None, usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
     operator = table.OPERATORS[args.operator]
+    _place_inputs(args, operator)
     names = [name for name in (*operator.array_names, *_optional_files(operator)) if getattr(args, name) is not None]
     results = _results(args, operator)
-    settings = {name: getattr(args, name) for name in _settings(operator)}
+    settings = {name: getattr(args, name, default) for name, (_, default) in _settings(operator).items()}
     if operator is table.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD:
         settings["output_mask"] = [name in results for name in operator.results]
     job = Job(
@@ -157,6 +167,20 @@ def run(args: argparse.Namespace) -> int:
     except MemoryError as error:
         raise out_of_memory(list(results.values()), list(job.sources.values()), error) from error
     return 0
+
+
+def _place_inputs(args: argparse.Namespace, operator: Operator) -> None:
+    """Give inputs by position the names of their options. End with the command's usage if one is missing or twice."""
+    names = operator.array_names
+    if len(args.inputs) > len(names):
+        args.usage_error(f"unrecognized arguments: {' '.join(args.inputs[len(names) :])}")
+    for name, path in zip(names, args.inputs):
+        if getattr(args, name) is not None:
+            args.usage_error(f"{_option(name)}: given by position, too: {path}")
+        setattr(args, name, path)
+    missing = [_option(name) for name in names if getattr(args, name) is None]
+    if missing:
+        args.usage_error(f"the following arguments are required: {', '.join(missing)}")
 
 
 def _settings(operator: Operator) -> dict[str, tuple[type, Any]]:

@@ -47,13 +47,22 @@ def test_every_operator_gives_the_bits_of_one_call(operator, dtype):
     assert_same_file(getattr(ag, operator)(**arguments))
 
 
+def test_inputs_by_position():
+    """Inputs may be named by position, before and after options, and by options beside that."""
+    arguments = values("softmax_backward", (6, 11), np.float32)
+    first, file, second, other = save(**arguments)
+    for options in ((file, other), (file, "--axis", "0", other), (file, second, other), (first, file, second, other)):
+        apply("softmax_backward", *options)
+        assert_same_file(ag.softmax_backward(**arguments, dim=0 if "--axis" in options else -1))
+
+
 @pytest.mark.usefixtures("small_boxes")
 @pytest.mark.parametrize("dim", range(-3, 3))
 @pytest.mark.parametrize("order", ["CC", "FF", "CF", "FC"])
-def test_any_dim_and_either_order(dim, order):
+def test_any_axis_and_either_order(dim, order):
     arguments = values("softmax_backward", (6, 11, 9), np.float32)
     arguments = {name: np.asarray(array, order=o) for (name, array), o in zip(arguments.items(), order)}
-    apply("softmax_backward", *save(**arguments), "--dim", str(dim))
+    apply("softmax_backward", *save(**arguments), "--axis", str(dim))
     # The result is in the order of the first input. One call would return C order for any inputs.
     assert_same_file(np.asarray(ag.softmax_backward(**arguments, dim=dim), order=order[0]))
 
