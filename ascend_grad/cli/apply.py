@@ -64,8 +64,8 @@ operators and cross_entropy are one call on the whole files, which are mapped if
 workspace by itself.
 
 Each result is a file of its own, and a line on stdout that names it, with its dtype, its shape and the time. Row-wise
-operators take about as long as the disk takes to read the inputs and to write the result. They also take Zarr arrays;
-if such a run is ended, the same command goes on from there.
+operators take about as long as the disk takes to read the inputs and to write the result. They and cross_entropy also
+take Zarr arrays; if such a run is ended, the same command goes on from there.
 """
 EPILOG = """\
 examples:
@@ -104,7 +104,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _add_operator(subparsers, operator: Operator) -> None:
     function = getattr(ag, operator.name)
     summary = (inspect.getdoc(function) or "").partition("\n")[0].partition(":")[0].rstrip(".")
-    end = f"{FILES}{ZARR if operator in table.ROWWISE else ''}\n{STATUSES}"
+    end = f"{FILES}{ZARR if operator in (*table.ROWWISE, table.CROSS_ENTROPY) else ''}\n{STATUSES}"
     parser = add_command(subparsers, operator.name, help=summary, description=f"{summary}.", end=end)
     inputs = INPUTS | {name: _plain(OPTIONS[name].text) for name in operator.optional_names if name in OPTIONS}
     inputs |= {
