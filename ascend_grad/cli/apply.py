@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 from typing import Any
 
 import ascend_grad as ag
@@ -11,7 +12,7 @@ import ascend_grad as ag
 from .._call import Operator
 from ..arrays import BFLOAT16, FLOATING_DTYPES
 from ..operators import functions, losses, table
-from ..operators.options import NUMBER, NUMBER_OR_PER_ROW, OPTIONS
+from ..operators.options import NUMBER, NUMBER_OR_PER_ROW, OPTIONS, OUTPUTS
 from . import apply_npy
 from .apply_job import Job, takes_out
 from .errors import CommandError, out_of_memory
@@ -25,8 +26,10 @@ OPERATORS = (
     table.FUSED_LINEAR_ONLINE_MAX_SUM,
     table.FUSED_CROSS_ENTROPY_LOSS_WITH_MAX_SUM,
     table.LINEAR_TOP_K,
+    table.CROSS_ENTROPY,
 )
-#: The logits, which exist in memory alone (all other results of that operator are small), and what has to be 0.
+#: The logits, which exist in memory alone (all other results of that operator are small), and what has to be 0 but in
+#: `cross_entropy`.
 NOT_OFFERED = {"vocab_parallel_logits", "label_smoothing"}
 
 INPUTS = {
@@ -49,6 +52,7 @@ INPUTS = {
 }
 #: The types of arguments by the words that their annotations begin with.
 _NUMBERS = {"int": int, "float": float}
+REDUCTIONS = ("none", "mean", "sum")
 DTYPES = {str(dtype): dtype for dtype in FLOATING_DTYPES}
 
 SUMMARY = "apply an operator to .npy files and Zarr arrays of any size"
@@ -56,19 +60,22 @@ DESCRIPTION = """\
 Apply an operator to arrays of any size, in .npy files or in Zarr arrays.
 
 Row-wise operators work through the files in boxes; the result is the same, bit for bit, as that of one call. The linear
-operators are one call on the whole files, which are mapped if they are large; it keeps to its workspace by itself.
+operators and cross_entropy are one call on the whole files, which are mapped if they are large; it keeps to its
+workspace by itself.
 
 Each result is a file of its own, and a line on stdout that names it, with its dtype, its shape and the time. Row-wise
-operators take about as long as the disk takes to read the inputs and to write the result. They also take Zarr arrays;
-if such a run is ended, the same command goes on from there.
+operators take about as long as the disk takes to read the inputs and to write the result. They and cross_entropy also
+take Zarr arrays; if such a run is ended, the same command goes on from there.
 """
 EPILOG = """\
 examples:
-  ascend-grad apply softmax_backward --grad-output g.npy --output y.npy --dim -1 -o dx.npy
-  ascend-grad apply log_softmax --input logits.npy --out-dtype float32 -o y.npy
-  ascend-grad apply scaled_masked_softmax --x x.npy --mask mask.npy --scale 0.125 -o y.npy
-  ascend-grad apply softmax --input x.npy --dtype bfloat16 -o y.npy
-  ascend-grad apply softmax --input x.zarr --dim 0 -o y.zarr
+  ascend-grad apply softmax x.npy -o y.npy
+  ascend-grad apply softmax_backward --grad-output g.npy --output y.npy --axis -1 -o dx.npy
+  ascend-grad apply log_softmax logits.npy --out-dtype float32 -o y.npy
+  ascend-grad apply scaled_masked_softmax x.npy mask.npy --scale 0.125 -o y.npy
+  ascend-grad apply softmax x.npy --dtype bfloat16 -o y.npy
+  ascend-grad apply softmax x.zarr --axis 0 -o y.zarr
+  ascend-grad apply cross_entropy logits.npy targets.npy -o loss.npy --input-grad-out gradient.npy
   ascend-grad apply fused_linear_cross_entropy_loss_grad --grad g.npy --input x.npy --weight w.npy \\
       --target-mask mask.npy --masked-target t.npy --logits-max max.npy --sum-exp-logits sum.npy \\
       --input-grad-out dx.npy --weight-grad-out dw.npy
@@ -97,23 +104,42 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _add_operator(subparsers, operator: Operator) -> None:
     function = getattr(ag, operator.name)
     summary = (inspect.getdoc(function) or "").partition("\n")[0].partition(":")[0].rstrip(".")
-    end = f"{FILES}{ZARR if operator in table.ROWWISE else ''}\n{STATUSES}"
+    end = f"{FILES}{ZARR if operator in (*table.ROWWISE, table.CROSS_ENTROPY) else ''}\n{STATUSES}"
     parser = add_command(subparsers, operator.name, help=summary, description=f"{summary}.", end=end)
-    inputs = INPUTS | {"input": "the layer's input" if operator in table.LINEAR else "values to take the softmax of"}
+    inputs = INPUTS | {name: _plain(OPTIONS[name].text) for name in operator.optional_names if name in OPTIONS}
+    inputs |= {
+        name: f"gradient with respect to {name[5:]}" for name in operator.optional_names if name.startswith("grad_")
+    }
+    if operator is table.CROSS_ENTROPY:
+        inputs["input"] = "the logits"
+    else:
+        inputs["input"] = "the layer's input" if operator in table.LINEAR else "values to take the softmax of"
+    order = ", ".join(map(_option, operator.array_names))
+    parser.add_argument("inputs", nargs="*", metavar="FILE", help=f"the inputs by position: {order}")
     for name in operator.array_names:
-        parser.add_argument(_option(name), required=True, metavar="FILE", help=inputs[name])
+        parser.add_argument(_option(name), metavar="FILE", help=f"{inputs[name]}; required, here or by position")
     for name in _optional_files(operator):
         parser.add_argument(_option(name), metavar="FILE", help=inputs[name])
     for name, (kind, default) in _settings(operator).items():
         if default is inspect.Parameter.empty:
             parser.add_argument(_option(name), type=kind, required=True, metavar="N", help="required")
+        elif name == "dim":
+            group = parser.add_mutually_exclusive_group()
+            # With a default, argparse would not notice an option that repeats it beside the other one.
+            text = f"the axis that is reduced (default: {default})"
+            group.add_argument("--axis", type=kind, dest=name, default=argparse.SUPPRESS, metavar="N", help=text)
+            group.add_argument("--dim", type=kind, dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         else:
-            parser.add_argument(_option(name), type=kind, default=default, help="default: %(default)s")
+            text = f"{_plain(OPTIONS[name].text)} (default: %(default)s)" if name in OPTIONS else "default: %(default)s"
+            parser.add_argument(_option(name), type=kind, default=default, metavar="N", help=text)
+    if "reduction" in operator.parameters:
+        text = "a loss for each row, or their mean or sum (default: %(default)s)"
+        parser.add_argument("--reduction", choices=REDUCTIONS, default=REDUCTIONS[0], help=text)
     results = _result_options(operator)
     for name, option in results.items():
-        flags = ("-o", option) if len(results) == 1 else (option,)
+        flags = ("-o", option) if option == "--out" else (option,)
         text = "the result" if name == "result" else f"the result {name}"
-        if len(results) > 1:
+        if len(results) > 1 and operator is not table.CROSS_ENTROPY:
             text += "; required if it has more than one number for each row"
         parser.add_argument(*flags, required=len(results) == 1, metavar="FILE.npy", help=text)
     if takes_out(operator):
@@ -124,16 +150,20 @@ def _add_operator(subparsers, operator: Operator) -> None:
         parser.add_argument("--out-dtype", choices=DTYPES, help=text)
     add_file_options(parser)
     add_execution_options(parser)
-    parser.set_defaults(out_dtype=None)
+    parser.set_defaults(out_dtype=None, usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
     operator = table.OPERATORS[args.operator]
+    _place_inputs(args, operator)
     names = [name for name in (*operator.array_names, *_optional_files(operator)) if getattr(args, name) is not None]
     results = _results(args, operator)
-    settings = {name: getattr(args, name) for name in _settings(operator)}
+    settings = {name: getattr(args, name, default) for name, (_, default) in _settings(operator).items()}
     if operator is table.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD:
         settings["output_mask"] = [name in results for name in operator.results]
+    if operator is table.CROSS_ENTROPY:
+        outputs = tuple(name for name in OUTPUTS if name in results)
+        settings |= {"reduction": args.reduction, "outputs": outputs, "return_grad": "input_grad" in results}
     job = Job(
         operator,
         sources={name: getattr(args, name) for name in names},
@@ -159,12 +189,27 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _place_inputs(args: argparse.Namespace, operator: Operator) -> None:
+    """Give inputs by position the names of their options. End with the command's usage if one is missing or twice."""
+    names = operator.array_names
+    if len(args.inputs) > len(names):
+        args.usage_error(f"unrecognized arguments: {' '.join(args.inputs[len(names) :])}")
+    for name, path in zip(names, args.inputs):
+        if getattr(args, name) is not None:
+            args.usage_error(f"{_option(name)}: given by position, too: {path}")
+        setattr(args, name, path)
+    missing = [_option(name) for name in names if getattr(args, name) is None]
+    if missing:
+        args.usage_error(f"the following arguments are required: {', '.join(missing)}")
+
+
 def _settings(operator: Operator) -> dict[str, tuple[type, Any]]:
     """Return types and defaults of the arguments that are numbers. A number for each row is not offered."""
     found: dict[str, tuple[type, Any]] = {}
     function = getattr(functions, operator.name, None) or getattr(losses, operator.name)
     for name, parameter in inspect.signature(function).parameters.items():
-        if name in operator.parameters and name not in NOT_OFFERED:
+        offered = name not in NOT_OFFERED or operator is table.CROSS_ENTROPY
+        if name in operator.parameters and offered:
             is_option = name in OPTIONS and OPTIONS[name].kind in (NUMBER, NUMBER_OR_PER_ROW)
             kind = float if is_option else _NUMBERS.get(str(parameter.annotation).split()[0])
             if kind is not None:
@@ -182,7 +227,8 @@ def _result_options(operator: Operator) -> dict[str, str]:
     """Return the option that names the file of each result."""
     if len(operator.results) == 1:
         return {operator.results[0]: "--out"}
-    return {name: f"{_option(name)}-out" for name in operator.results if name not in NOT_OFFERED}
+    options = {name: f"{_option(name)}-out" for name in operator.results if name not in NOT_OFFERED}
+    return options | {"loss": "--out"} if operator is table.CROSS_ENTROPY else options
 
 
 def _results(args: argparse.Namespace, operator: Operator) -> dict[str, str]:
@@ -193,6 +239,11 @@ def _results(args: argparse.Namespace, operator: Operator) -> dict[str, str]:
     if not paths:
         raise CommandError(f"name a file for a result, with {' or '.join(options.values())}")
     return paths
+
+
+def _plain(text: str) -> str:
+    """Return the first sentence of a documentation, without its markup, as the help has it."""
+    return re.sub(r":math:`([^`]*)`", r"\1", text).partition(". ")[0].rstrip(".").replace("`", "")
 
 
 def _option(name: str) -> str:

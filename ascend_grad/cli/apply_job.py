@@ -17,6 +17,7 @@ import ascend_grad as ag
 from .._call import Call, Operator
 from .._version import __version__
 from ..inspection import bound_call
+from ..operators import table
 from .npy_files import check_raw_dtype
 
 if TYPE_CHECKING:
@@ -82,8 +83,8 @@ class Job:
 
 
 def takes_out(operator: Operator) -> bool:
-    """Return whether the operator has an argument `out`."""
-    return "out" in inspect.signature(getattr(ag, operator.name)).parameters
+    """Return whether the operator has an argument `out` for all of its results."""
+    return operator is not table.CROSS_ENTROPY and "out" in inspect.signature(getattr(ag, operator.name)).parameters
 
 
 def fit(shape: tuple[int, ...], box: tuple[slice, ...]) -> tuple[slice, ...]:

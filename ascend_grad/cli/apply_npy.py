@@ -56,8 +56,8 @@ def _specs(call: Call, targets: Iterable[str], options: dict[str, str]) -> dict[
         spec = specs[name]
         if spec is None and name in targets:
             raise CommandError(f"{option}: the call makes no {name}")
-        # Rows of numbers may be dropped, but nothing of the size of the logits is made in memory.
-        if spec is not None and len(spec.shape) > 1 and name not in targets:
+        # Numbers of rows, as losses are, may be dropped, but nothing of the size of the logits is made in memory.
+        if spec is not None and len(spec.shape) > 1 and name not in ("loss", *targets):
             raise CommandError(f"the call makes {name}: name a file for it, with {option}")
     return {name: spec for name, spec in specs.items() if name in targets and spec is not None}
 
@@ -106,7 +106,11 @@ def _write_linear(
             new = new_npy(targets[name], spec.shape, job.out_dtype or spec.dtype, False)
             results[name] = files.enter_context(new)
             out[name] = files.enter_context(results[name].written(results[name].whole))
-        if takes_out(job.operator):
+        if job.operator is table.CROSS_ENTROPY:
+            result = function(**arguments, out=out.get("input_grad"))
+            for name in out.keys() - {"input_grad"}:
+                out[name][...] = getattr(result, name)
+        elif takes_out(job.operator):
             function(**arguments, out=tuple(map(out.get, names)))
         else:
             for name, value in zip(names, function(**arguments)):

@@ -8,11 +8,12 @@ from time import perf_counter
 
 import ascend_grad as ag
 
+from ..dask.losses import cross_entropy
 from ..dask.rowwise import blockwise
 from ..operators import table
 from .apply_job import Job
 from .errors import CommandError
-from .zarr_inputs import ZarrInput, is_zarr
+from .zarr_inputs import ArrayFormat, ZarrInput, is_zarr
 from .zarr_results import Result, compute
 
 #: Bytes of a block of the result: little memory, and much work compared with the cost of a task.
@@ -22,8 +23,52 @@ MEMORY_BYTES = 2**28
 
 
 def run(job: Job) -> None:
-    """Write a Zarr array with the chunks of the first input, and a line about it to stdout."""
+    """Write each result as a Zarr array with the chunks of the first input, and a line about it to stdout."""
     _check_sources(job)
+    if job.operator is table.CROSS_ENTROPY:
+        _run_cross_entropy(job)
+    else:
+        _run_rowwise(job)
+
+
+def _run_cross_entropy(job: Job) -> None:
+    """Write losses of rows, their gradient and outputs, each to a Zarr array of its own."""
+    if "correct" in job.results or job.settings["reduction"] != "none":
+        raise CommandError("cross_entropy: results of Zarr arrays have a number for each row, without a mean or a sum")
+    inputs = {name: ZarrInput(source, job.raw_dtype_of(name)) for name, source in job.sources.items()}
+    arrays = {name: each.placeholder for name, each in inputs.items()}
+    job.check_raw_dtype({name: array.dtype for name, array in arrays.items()})
+    call, backend = job.validated(arrays)
+    first, axis, start = inputs["input"], job.reduced_axis(call), perf_counter()
+    lengths = _block_lengths(first.shape, first.lengths, axis, first.dtype.itemsize)
+    rows = (*lengths[:axis], *lengths[axis + 1 :])
+    # Arrays of classes are whole, and the axis of several targets of a row.
+    cells = {name: () if name == "class_weight" else rows for name in inputs} | {"input": lengths}
+    blocks = {name: each.blocks((*cells[name], *each.shape[len(cells[name]) :])) for name, each in inputs.items()}
+    values = cross_entropy(**blocks, **job.settings, backend=backend, num_threads=job.num_threads)
+    names = first.format.dimension_names
+    of_rows = names and (*names[:axis], *names[axis + 1 :])
+    state = [each.state() for each in inputs.values()]
+    results = {}
+    for name, path in job.results.items():
+        array = getattr(values, name)
+        format = first.format
+        if name != "input_grad":
+            format = ArrayFormat(array.shape, tuple(max(n, 1) for n in rows), None, format.zarr_format, of_rows)
+        description = job.description() | {"result": name, "outputs": None, "return_grad": None, "state": state}
+        results[name] = Result(path, list(job.sources.values()), array, format, description)
+        if [result.target for result in results.values()].count(results[name].target) > 1:
+            raise CommandError(f"{path}: the array of two results")
+    computed = compute(list(results.values()), 1, partial(job.bar, desc=job.operator.name))
+    for result, count in zip(results.values(), computed):
+        print(
+            f"{result.path}: {result.values.dtype} {result.values.shape}, {count} of {result.values.npartitions} parts "
+            f"computed and written in {perf_counter() - start:.2f} s (backend {backend})"
+        )
+
+
+def _run_rowwise(job: Job) -> None:
+    """Write the result of a row-wise operator."""
     inputs = {name: ZarrInput(source, job.raw_dtype_of(name)) for name, source in job.sources.items()}
     arrays = {name: each.placeholder for name, each in inputs.items()}
     job.check_raw_dtype({name: array.dtype for name, array in arrays.items()})
@@ -58,7 +103,7 @@ def _block_lengths(shape: tuple[int, ...], cell: tuple[int, ...], dim: int, item
 
 
 def _check_sources(job: Job) -> None:
-    if job.operator not in table.ROWWISE:
+    if job.operator not in (*table.ROWWISE, table.CROSS_ENTROPY):
         raise CommandError(f"{job.operator.name}: Zarr arrays are for row-wise operators")
     other = next(source for source in job.sources.values() if is_zarr(source))
     for source in job.sources.values():

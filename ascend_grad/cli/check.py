@@ -28,6 +28,9 @@ from .new_files import check_writable, write_report
 BACKENDS = tuple(sorted(name for name in REGISTRY if name != reference.NAME))
 DEFAULT = FROM_ENVIRONMENT if FROM_ENVIRONMENT in BACKENDS else "cpu"
 
+#: The place of the report of ``--json`` without a file.
+STDOUT = Path("-")
+
 SUMMARY = "verify every operator against the reference, on the CPU or the NPU"
 DESCRIPTION = """\
 Compute a grid of cases with every operator and compare with the reference backend (float64 inside). An error is
@@ -42,7 +45,8 @@ The largest case of each operator and dtype is also computed ten times, and the 
 
 On an NPU every case is computed on every device, and once more with tensors of torch_npu where that is installed.
 
-On a CPU this takes some seconds. The verdicts are printed; no file is written but that of --json.
+On a CPU this takes some seconds. The verdicts are printed, and a last line counts the operators that pass. No file is
+written but that of --json.
 """
 EPILOG = """\
 examples:
@@ -126,11 +130,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="only operators and dtypes that contain it, as in 'softmax float16'",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        nargs="?",
+        const=STDOUT,
+        metavar="FILE",
+        help="write the results to this file; without FILE to stdout, in place of the table",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.json:
+    if args.json and args.json is not STDOUT:
         check_writable("--json", args.json)
     failed_import = import_torch_npu() if args.backend == NPU else ""
     status = ag.backends()[args.backend]
@@ -140,18 +151,18 @@ def run(args: argparse.Namespace) -> int:
     if not rows:
         raise CommandError(f"no operator and dtype contain {args.filter!r}")
 
-    print(f"backend {args.backend}: {status.reason}\n{failed_import}")
-    for line in _table(rows):
-        print(line)
-    passed = all(row.passes for row in rows)
-    if args.json:
-        content = [asdict(row) | {"verdict": row.verdict} for row in rows]
-        report = {"backend": args.backend, "status": status.reason, "rows": content}
-        write_report("--json", args.json, json.dumps(report, indent=2))
-    if not any(row.cases for row in rows):
-        print("nothing of this can be computed here")
-        return 1
-    return 0 if passed else 1
+    content = [asdict(row) | {"verdict": row.verdict} for row in rows]
+    report = json.dumps({"backend": args.backend, "status": status.reason, "rows": content}, indent=2)
+    if args.json is STDOUT:
+        print(report)
+    else:
+        print(f"backend {args.backend}: {status.reason}\n{failed_import}")
+        for line in _table(rows):
+            print(line)
+        if args.json:
+            write_report("--json", args.json, report)
+        print(_summary(rows, args.backend))
+    return 0 if any(row.cases for row in rows) and all(row.passes for row in rows) else 1
 
 
 def _measure(backend: str, text: str) -> Iterator[Row]:
@@ -233,15 +244,31 @@ def _errors(got: NDArray, expected: NDArray, dtype: str) -> Errors:
     return Errors(relative, in_tolerances)
 
 
+def _verdicts(rows: list[Row]) -> dict[str, str]:
+    """Return the verdict on each operator, by its name."""
+    by_operator: dict[str, set[str]] = {}
+    for row in rows:
+        by_operator.setdefault(row.operator, set()).add(row.verdict)
+    return {
+        operator: next(verdict for verdict in ("FAIL", "pass", "not here") if verdict in verdicts)
+        for operator, verdicts in by_operator.items()
+    }
+
+
+def _summary(rows: list[Row], backend: str) -> str:
+    """Return the last line of the report."""
+    verdicts = list(_verdicts(rows).values())
+    absent = verdicts.count("not here")
+    end = f", {absent} cannot be computed here" if absent else ""
+    return f"{verdicts.count('pass')} of {len(verdicts)} operators pass on {backend}{end}"
+
+
 def _table(rows: list[Row]) -> Iterator[str]:
     head = f"{'':13}{'cases':>6}{'elements':>10}{'max':>10}{'mean':>10}{'<= 1e-3':>10}{'in tol.':>10}"
-    by_operator: dict[str, list[Row]] = {}
-    for row in rows:
-        by_operator.setdefault(row.operator, []).append(row)
-    width = max(map(len, by_operator)) + 2
-    for operator, group in by_operator.items():
-        verdicts = {row.verdict for row in group}
-        verdict = "FAIL" if "FAIL" in verdicts else "pass" if "pass" in verdicts else "not here"
+    verdicts = _verdicts(rows)
+    width = max(map(len, verdicts)) + 2
+    for operator, verdict in verdicts.items():
+        group = [row for row in rows if row.operator == operator]
         yield f"{operator:{width}}{verdict}"
         yield head
         for row in group:

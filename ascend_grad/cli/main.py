@@ -17,7 +17,7 @@ from ..errors import AscendGradError
 from . import apply, bench, check, demo, info, score
 from .errors import CommandError
 from .exit_statuses import FAILED, exit_statuses
-from .options import add_command
+from .options import CommandParser, add_command
 
 EPILOG = """\
 examples:
@@ -70,7 +70,7 @@ class _NamedStream:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="ascend-grad",
         description="Softmax and cross-entropy gradients for NumPy arrays and files.",
         epilog=f"{EPILOG}\n{STATUSES}",

@@ -13,6 +13,25 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 
+class CommandParser(argparse.ArgumentParser):
+    """A parser that shows its own usage if options are unknown. Options may stand between positional arguments."""
+
+    _collects_options = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._subparsers is None and not self._collects_options:
+            self._collects_options = True  # `parse_known_intermixed_args` may call this method
+            try:
+                namespace, unknown = self.parse_known_intermixed_args(args, namespace)
+            finally:
+                self._collects_options = False
+        else:
+            namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown and not self._collects_options:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return namespace, unknown
+
+
 def add_command(commands: Any, name: str, *, help: str, description: str, end: str) -> argparse.ArgumentParser:
     """Add a command, or a command of a command, whose help keeps its lines as they are, and return its parser."""
     return commands.add_parser(

@@ -23,6 +23,9 @@ RESULTS = {
     "top_k_index": (("--top-k-index-out",), "the entries that these log-probabilities belong to"),
 }
 
+#: The name of the file of targets in messages, with its place and contents.
+TARGETS = "TARGETS, a third file after HIDDEN and WEIGHT: the id of each row's target, integers of shape (N,)"
+
 SUMMARY = "score tokens: log-probabilities, entropies and top-k of a linear layer's rows, from files of any size"
 DESCRIPTION = """\
 Score the rows of a linear layer's input: log-probabilities of targets, entropies, and the K most probable entries.
@@ -125,6 +128,6 @@ def _check_options(args: argparse.Namespace, results: dict[str, str]) -> None:
         raise CommandError("--top-k needs a file for its result: --top-k-log-prob-out or --top-k-index-out")
     if args.targets is None:
         if "log_prob" in results:
-            raise CommandError(f"{flags['log_prob']} needs TARGETS")
+            raise CommandError(f"{flags['log_prob']} needs {TARGETS}")
         if args.ignore_index is not None:
-            raise CommandError("--ignore-index needs TARGETS")
+            raise CommandError(f"--ignore-index needs {TARGETS}")

@@ -127,6 +127,8 @@ class Scorer:
 
     def __init__(self, job: ScoreJob, hidden: NDArray):
         self._job = job
+        if hidden.ndim != 2:
+            raise CommandError(f"{job.hidden}: expected shape (N, H), got {hidden.shape}")
         self.weight = whole_input(job.weight, job.raw_dtype)
         self.targets = None if job.targets is None else whole_input(job.targets, None)
         self.bias = None if job.bias is None else whole_input(job.bias, job.raw_dtype)

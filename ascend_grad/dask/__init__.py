@@ -6,6 +6,11 @@
 array([0.5, 0.5])
 """
 
+try:
+    import dask.array  # noqa: F401
+except ImportError as error:
+    raise ImportError(f"ascend_grad.dask needs dask (pip install 'dask[array]'): {error}", name="dask") from error
+
 from .losses import cross_entropy, linear_cross_entropy, linear_top_k
 from .rowwise import (
     log_softmax,

@@ -7,7 +7,10 @@
 Array([ 0.1875, -0.0625, -0.0625, -0.0625], dtype=float32)
 """
 
-import jax
+try:
+    import jax
+except ImportError as error:
+    raise ImportError(f"ascend_grad.jax needs JAX (pip install jax): {error}", name="jax") from error
 
 if not hasattr(jax, "enable_x64"):  # older JAX would round results of float64
     raise ImportError(f"ascend_grad.jax needs JAX 0.8 or newer, found {jax.__version__}")

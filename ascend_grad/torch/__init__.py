@@ -11,7 +11,10 @@ double; it has not run on hardware yet.)
 tensor([ 0.1875, -0.0625, -0.0625, -0.0625])
 """
 
-import torch
+try:
+    import torch
+except ImportError as error:
+    raise ImportError(f"ascend_grad.torch needs PyTorch (pip install torch): {error}", name="torch") from error
 
 if not hasattr(torch, "accelerator"):  # added in torch 2.6
     raise ImportError(f"ascend_grad.torch needs torch 2.6 or newer, found {torch.__version__}")

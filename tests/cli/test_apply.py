@@ -47,13 +47,22 @@ def test_every_operator_gives_the_bits_of_one_call(operator, dtype):
     assert_same_file(getattr(ag, operator)(**arguments))
 
 
+def test_inputs_by_position():
+    """Inputs may be named by position, before and after options, and by options beside that."""
+    arguments = values("softmax_backward", (6, 11), np.float32)
+    first, file, second, other = save(**arguments)
+    for options in ((file, other), (file, "--axis", "0", other), (file, second, other), (first, file, second, other)):
+        apply("softmax_backward", *options)
+        assert_same_file(ag.softmax_backward(**arguments, dim=0 if "--axis" in options else -1))
+
+
 @pytest.mark.usefixtures("small_boxes")
 @pytest.mark.parametrize("dim", range(-3, 3))
 @pytest.mark.parametrize("order", ["CC", "FF", "CF", "FC"])
-def test_any_dim_and_either_order(dim, order):
+def test_any_axis_and_either_order(dim, order):
     arguments = values("softmax_backward", (6, 11, 9), np.float32)
     arguments = {name: np.asarray(array, order=o) for (name, array), o in zip(arguments.items(), order)}
-    apply("softmax_backward", *save(**arguments), "--dim", str(dim))
+    apply("softmax_backward", *save(**arguments), "--axis", str(dim))
     # The result is in the order of the first input. One call would return C order for any inputs.
     assert_same_file(np.asarray(ag.softmax_backward(**arguments, dim=dim), order=order[0]))
 
@@ -134,6 +143,40 @@ def test_progress_goes_to_stderr(options, shown, capsys):
     assert out.startswith("out.npy: float64 (3, 3)")
     assert ("softmax: 100%" in err) == shown
     assert bool(err) == shown
+
+
+# ---- cross-entropy ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("axis", [-1, 1, 0])
+def test_cross_entropy(dtype, axis):
+    """Each row has a loss, with its gradient and all outputs, unless a mean is asked for."""
+    rng = generator(dtype, axis)
+    logits = rng.standard_normal((5, 7, 6)).astype(DTYPES[dtype])
+    target = rng.integers(0, 5, np.delete(logits.shape, axis))
+    target.flat[2] = 3 if axis else -100
+    files = [path for path in save(logits=logits, target=target) if path.endswith(".npy")]
+    outputs = ("lse", "log_prob", "entropy", "predicted", "correct")
+    options = [text for name in ("input_grad", *outputs) for text in (f"--{name.replace('_', '-')}-out", f"{name}.npy")]
+    apply("cross_entropy", *files, "--axis", str(axis), *options, raw=dtype == "bfloat16")
+    expected = ag.cross_entropy(logits, target, axis, reduction="none", outputs=outputs)
+    for name in ("input_grad", *outputs):
+        assert_same_file(getattr(expected, name), f"{name}.npy")
+    assert_same_file(expected.loss)
+
+
+def test_options_of_cross_entropy():
+    rng = generator()
+    logits, target = rng.standard_normal((4, 9)), rng.integers(0, 9, 4)
+    files = {"class_weight": rng.random(9), "token_weight": rng.random(4), "grad_lse": rng.random(4)}
+    numbers = {"label_smoothing": 0.25, "lse_square_scale": 0.5, "temperature": 2.0, "denominator": 3.0}
+    options = [text for name, value in numbers.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    options += ["--ignore-index", str(target[1]), "--reduction", "mean", "--input-grad-out", "gradient.npy"]
+    apply("cross_entropy", *save(input=logits, target=target, **files), *options)
+    expected = ag.cross_entropy(logits, target, ignore_index=int(target[1]), **files, **numbers)
+    assert_same_file(np.asarray(expected.loss))
+    assert_same_file(expected.input_grad, "gradient.npy")
 
 
 # ---- boxes -----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ def test_the_cpu_passes(capsys, tmp_path):
     assert main(["check", "--filter", "softmax_backward float16", "--json", str(file)]) == 0
     text = capsys.readouterr().out
     assert text.startswith("backend cpu: ")
+    assert text.splitlines()[-1] == "3 of 3 operators pass on cpu"
     verdicts = {
         line.split()[0]: line.split()[1] for line in text.splitlines() if line.startswith(("soft", "log", "sca"))
     }
@@ -26,6 +28,8 @@ def test_the_cpu_passes(capsys, tmp_path):
     rows = json.loads(file.read_text())["rows"]
     assert [(row["operator"], row["dtype"], row["verdict"]) for row in rows] == [(n, "float16", "pass") for n in names]
     assert all(row["cases"] and row["max_relative_error"] < 2**-10 for row in rows)
+    assert main(["check", "--filter", "softmax_backward float16", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(file.read_text())
 
 
 def test_float64_on_the_cpu(capsys, tmp_path):
@@ -154,6 +158,8 @@ def test_bits_that_vary_fail(monkeypatch, capsys):
     assert verdict_of("softmax", text) == "FAIL"
     assert "failed: (4, 30000) dim -1" in text
     assert "bits vary among 10 equal calls" in text
+    assert re.fullmatch(r"\d+ of \d+ operators pass on cpu", text.splitlines()[-1])
+    assert text.splitlines()[-1].split()[0] < text.splitlines()[-1].split()[2]
     assert "tolerances, at" not in text
 
 

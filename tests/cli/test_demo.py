@@ -399,6 +399,11 @@ def test_it_reports_checks_and_times(kind, loss, capsys):
         assert len(re.findall(rf"^  {name} +[\dx]+ +\d+\.\d+  ok$", out, re.MULTILINE)) == 1
         assert len(re.findall(rf"^  {name} +[\dx]+ +\d+\.\d+ +\d+\.\d+ +\d+\.\dx$", out, re.MULTILINE)) == 1
     assert "bits per" in err
+    result = (
+        r"result: gradients \d+\.\d to \d+\.\d times as fast as NumPy's, each within its error bound; the model takes "
+    )
+    last = [line for line in out.splitlines() if line][-1]
+    assert re.fullmatch(rf"{result}\d+\.\d{{3}} bits per (token|byte)", last)
     memory = re.findall(
         r"^  the loss of all words takes \d+ MB beyond its results, .* alone \d+ MB$", out, re.MULTILINE
     )

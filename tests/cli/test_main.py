@@ -68,13 +68,29 @@ def test_the_document_says_of_exit_statuses_what_the_help_says(command, module):
 
 
 @pytest.mark.parametrize(
-    "argv", [(), ("nonsense",), ("info", "--nonsense"), ("demo", "--steps", "x"), ("demo", "--backend", "x")]
+    ("argv", "command"),
+    [
+        ((), ""),
+        (("nonsense",), ""),
+        (("--nonsense", "info"), ""),
+        *(((name, "--nonsense"), f" {name}") for name in COMMANDS if name not in ("apply", "score")),
+        (("score", "hidden", "weight", "-o", "out", "--nonsense", "3"), " score"),
+        (("apply", "softmax", "x", "-o", "y", "--nonsense"), " apply softmax"),
+        (("apply", "softmax", "x", "-o", "y", "more"), " apply softmax"),
+        (("apply", "softmax", "x", "-o", "y", "--input", "x"), " apply softmax"),
+        (("apply", "softmax", "x", "-o", "y", "--axis", "-1", "--dim", "-1"), " apply softmax"),
+        (("apply", "softmax_backward", "g", "-o", "y"), " apply softmax_backward"),
+        (("demo", "--steps", "x"), " demo"),
+        (("demo", "--backend", "x"), " demo"),
+    ],
 )
-def test_wrong_use_says_how_to(argv, capsys):
+def test_wrong_use_says_how_to(argv, command, capsys):
+    """The usage is that of the command itself."""
     assert exits(*argv) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("usage: ascend-grad")
+    assert err.startswith(f"usage: ascend-grad{command} [-h]")
+    assert f"\nascend-grad{command}: error: " in err
 
 
 @pytest.mark.parametrize(

@@ -301,7 +301,10 @@ def test_progress_goes_to_stderr(options, shown, capsys):
     ("options", "message"),
     [
         ((*INPUTS,), "name a file for a result, with --log-prob-out or --entropy-out or "),
-        ((*INPUTS[:2], "-o", "a"), "--log-prob-out needs TARGETS"),
+        (
+            (*INPUTS[:2], "-o", "a"),
+            "--log-prob-out needs TARGETS, a third file after HIDDEN and WEIGHT: the id of each",
+        ),
         ((*INPUTS[:2], "--lse-out", "a", "--ignore-index", "3"), "--ignore-index needs TARGETS"),
         ((*INPUTS[:2], "--top-k-index-out", "a"), "--top-k-index-out needs --top-k"),
         ((*INPUTS, "-o", "a", "--top-k", "3"), "--top-k needs a file for its result"),
@@ -330,7 +333,7 @@ def test_progress_goes_to_stderr(options, shown, capsys):
             ("hidden.npy", "targets.npy", "targets.npy", "-o", "a"),
             "targets.npy: linear_cross_entropy: weight: expected",
         ),
-        (("targets.npy", "weight.npy", "targets.npy", "-o", "a"), "targets.npy: linear_cross_entropy: input: expected"),
+        (("targets.npy", "weight.npy", "targets.npy", "-o", "a"), "targets.npy: expected shape (N, H), got (10,)"),
         (("hidden.npy", "weight.npy", "hidden.npy", "-o", "a"), "hidden.npy: linear_cross_entropy: target: expected"),
     ],
 )
