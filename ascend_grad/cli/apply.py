@@ -123,7 +123,7 @@ def _add_operator(subparsers, operator: Operator) -> None:
     for name, (kind, default) in _settings(operator).items():
         if default is inspect.Parameter.empty:
             parser.add_argument(_option(name), type=kind, required=True, metavar="N", help="required")
-        elif name == "dim":
+        elif name == "axis":
             group = parser.add_mutually_exclusive_group()
             # With a default, argparse would not notice an option that repeats it beside the other one.
             text = f"the axis that is reduced (default: {default})"
