@@ -150,7 +150,8 @@ def cross_entropy(
     reduction : {"mean", "sum", "none"}, default "mean"
         The loss is the mean or the sum over the rows that are not ignored, or one number per row, 0 for ignored rows.
     outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
-        Further results. The first three are differentiable, too. The second and the last exist without `target_prob`.
+        Further results. The first three are differentiable, too. The second has the shape of `target`. The last exists
+        without `target_prob`.
     num_threads : int, optional
         As in `ascend_grad.softmax_backward`.
     .. options::
@@ -189,7 +190,7 @@ def cross_entropy(
     tensor([[-0.3750,  0.1250,  0.1250,  0.1250],
             [ 0.1250,  0.1250,  0.1250, -0.3750]])
     """
-    given = completed(options, _OPTIONS, _NAME)
+    given = loss_operators.with_probabilities(completed(options, _OPTIONS, _NAME), target)
     found = unrounded_loss(
         input, target, {"class_weight": weight, **given}, ignore_index, reduction, outputs, num_threads=num_threads
     )
