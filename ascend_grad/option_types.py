@@ -21,11 +21,6 @@ class ModelOptions(TypedDict, Generic[Array, Number], total=False):
 
     lse_square_scale: Number
     temperature: float | Array
-
-
-class LinearModelOptions(ModelOptions[Array, Number], Generic[Array, Number], total=False):
-    """Options of the loss of a linear layer that belong to a model."""
-
     logit_scale: Number
     softcap: Number | None
 
@@ -35,15 +30,13 @@ class LossOptions(ModelOptions[Array, Number], Generic[Array, Number], total=Fal
 
     reduction: Literal["mean", "sum", "none"]
     token_weight: Array | None
-    target_prob: Array | None
+    target_prob: Array | Literal[0] | None
     label_smoothing: Number
     denominator: Number | None
     num_threads: int | None
 
 
-class LinearLossOptions(
-    LossOptions[Array, Number], LinearModelOptions[Array, Number], Generic[Array, Number], total=False
-):
+class LinearLossOptions(LossOptions[Array, Number], Generic[Array, Number], total=False):
     """Options of the loss of a linear layer with the same names in torch and JAX."""
 
     filter_eps: Number

@@ -131,13 +131,13 @@ def gradient(
     """Return the gradient with respect to the logits, shape (rows, V).
 
     `row` is a `RowStatistics`, or has its attributes. ``grad_loss`` and ``grad_square`` are upstream gradients of the
-    two results of `losses`, shape (rows,). The others belong to `lse`, the log-probability of the only target, and the
-    entropy.
+    two results of `losses`, shape (rows,). The others belong to `lse`, the log-probabilities of the targets, shape
+    (rows, K), and the entropy.
     """
     rows, vocabulary = row.distance.shape
     scaled = _weighted(grad_loss, terms.token_weight)
-    # log p_t = z_t - lse, so its gradient is one_hot - p. Rows with an upstream gradient of it have one target.
-    weights = _weighted(scaled[:, None], terms.target_weights()) - np.reshape(grad_log_prob, (-1, 1))
+    # log p_t = z_t - lse, so its gradient is one_hot - p.
+    weights = _weighted(scaled[:, None], terms.target_weights()) - grad_log_prob
     smoothing = scaled * terms.smoothing
     a = weights.sum(axis=-1) + _weighted(smoothing, terms.class_sum) + grad_lse
     if square_scale(terms.options):

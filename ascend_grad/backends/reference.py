@@ -157,12 +157,16 @@ def _factor_limits(dtype):
     return 1 / largest, largest
 
 
-def _logits(x, weight, temperature, options):
-    """Return the logits of rows, and their derivatives with respect to the products."""
-    products, bias, softcap = _wide(x) @ weight.T, options["bias"], options["softcap"]
-    if bias is not None:
-        products = products + _wide(bias)
-    least, largest = _factor_limits(x.dtype)
+def _products(x, weight, options):
+    """Return the products of rows with the weight, and the bias added."""
+    products, bias = _wide(x) @ weight.T, options["bias"]
+    return products if bias is None else products + _wide(bias)
+
+
+def _logits(products, dtype, temperature, options):
+    """Return the logits of rows, and their derivatives with respect to the products. `dtype` is that of the input."""
+    least, largest = _factor_limits(dtype)
+    softcap = options["softcap"]
     scale = np.clip(options["logit_scale"], -largest, largest)
     temperature = np.clip(temperature, least, largest)[:, None]
     if softcap is None:
@@ -198,7 +202,11 @@ class _Loss(ABC):
         self.terms = loss_reference.Terms(entries, prob, _of_rows(a["class_weight"], vocabulary), tokens, a)
         self.temperature, self._grad_loss = _of_rows(a["temperature"], count), _of_rows(a["grad_loss"], count)
         given = {name: a[name] for name in OUTPUT_GRADIENTS if a.get(name) is not None}
-        self._upstream = {name: _of_rows(value, count) for name, value in given.items()}
+        #: Upstream gradients of outputs, shape (rows,), or (rows, K) of the targets' log-probabilities.
+        self._upstream = {name: _of_rows(value, count) for name, value in given.items() if name != "grad_log_prob"}
+        if "grad_log_prob" in given:
+            grads = _of_rows(given["grad_log_prob"], target.size).reshape(target.shape)
+            self._upstream["grad_log_prob"] = np.where(is_target, grads, 0)
         self._divisors = a["denominators"] if "denominators" in a else self._own_divisors()
 
     def _own_divisors(self) -> tuple[Any, Any]:
@@ -224,7 +232,7 @@ class _Loss(ABC):
         """Add the gradients of some rows with these statistics. A row without upstream gradients is absent."""
         terms, upstream = self.terms.of(rows), {name: each[rows] for name, each in self._upstream.items()}
         grad = np.where((terms.token_weight != 0) & (self._divisors[0] != 0), self._grad_loss[rows], 0)
-        present = np.any([each != 0 for each in (grad, *upstream.values())], axis=0)
+        present = np.any(np.column_stack([grad, *upstream.values()]) != 0, axis=1)
         of_loss, of_square = (np.where((grad == 0) | (each == 0), 0, grad / each) for each in self._divisors)
         if upstream or loss_reference.square_scale(terms.options):
             gradient = loss_reference.gradient(row, terms, of_loss, of_square, **upstream)
@@ -237,13 +245,13 @@ class _Loss(ABC):
     def results(self) -> dict[str, Any]:
         """Compute the loss and all outputs by name, and add the gradients if they are requested."""
         count = len(self.counted)
-        loss, square, lse, log_prob, entropy = np.zeros((5, count))
-        predicted = np.full(count, -1)
+        loss, square, lse, entropy = np.zeros((4, count))
+        log_prob, predicted = np.zeros(self.terms.entries.shape), np.full(count, -1)
         for rows, z, slope in self.chunks():
             row, terms = loss_reference.RowStatistics(z), self.terms.of(rows)
             loss[rows], square[rows] = loss_reference.losses(row, terms)
             lse[rows], entropy[rows], predicted[rows] = row.lse, row.entropy, row.predicted + self._start
-            log_prob[rows] = -row.negative_log_prob(terms.entries)[:, 0]
+            log_prob[rows] = np.where(terms.entries < 0, 0, -row.negative_log_prob(terms.entries))
             if self._a["return_grad"]:
                 self.add_gradients(rows, row, slope)
         correct = np.count_nonzero((predicted == self.terms.entries[:, 0] + self._start) & self.counted)
@@ -267,7 +275,8 @@ class _LayerLoss(_Loss):
 
     def chunks(self):
         for rows in _chunks(np.flatnonzero(self.counted), len(self._weight)):
-            yield rows, *_logits(self._input[rows], self._weight, self.temperature[rows], self._a)
+            products = _products(self._input[rows], self._weight, self._a)
+            yield rows, *_logits(products, self._input.dtype, self.temperature[rows], self._a)
 
     def add(self, rows, gradient):
         self.gradients["input_grad"][rows] = gradient @ self._weight
@@ -284,16 +293,16 @@ class _LogitsLoss(_Loss):
         count = math.prod(self._shape[:-1])
         self._logits = self._logits.reshape(count, vocabulary)
         super().__init__(arguments, count, vocabulary)
-        self._temperature = np.clip(self.temperature, *_factor_limits(input.dtype))[:, None]
+        self._dtype = input.dtype
         self._gradient = np.zeros(self._logits.shape)
 
     def chunks(self):
         rows = np.flatnonzero(self.counted)
         if rows.size:
-            yield rows, self._logits[rows] / self._temperature[rows], 1.0
+            yield rows, *_logits(self._logits[rows], self._dtype, self.temperature[rows], self._a)
 
     def add(self, rows, gradient):
-        self._gradient[rows] = gradient / self._temperature[rows]
+        self._gradient[rows] = gradient
 
     def input_grad(self, like: np.ndarray, axis: int) -> np.ndarray:
         """Return the gradient in the layout of the input."""
@@ -364,7 +373,7 @@ def _undivided_logits(input, weight, options):
     weight, ones = _wide(weight), np.ones(len(input))
     temperature = np.clip(_of_rows(options["temperature"], len(input)), *_factor_limits(input.dtype))
     for rows in _chunks(np.arange(len(input)), len(weight)):
-        logits, _ = _logits(input[rows], weight, ones[rows], options)
+        logits, _ = _logits(_products(input[rows], weight, options), input.dtype, ones[rows], options)
         yield rows, logits, logits / temperature[rows, None]
 
 

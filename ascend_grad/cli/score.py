@@ -59,7 +59,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "targets",
         metavar="TARGETS",
         nargs="?",
-        help="the id of each row's target, shape (N,), integers; only -o and --ignore-index need it",
+        help="the id of each row's target, shape (N,), or K ids for each, shape (N, K); integers; only -o and "
+        "--ignore-index need it",
     )
     for flags, description in RESULTS.values():
         parser.add_argument(*flags, metavar="OUT", help=description)

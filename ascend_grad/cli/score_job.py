@@ -203,6 +203,8 @@ class Scorer:
     def _loss_settings(self, names: list[str]) -> dict[str, Any]:
         """Return the arguments of the loss but for its rows and the weight."""
         loss = {"reduction": "none", "return_grad": False, "ignore_index": self._job.ignore_index}
+        if self.target.ndim == 2:
+            loss["target_prob"] = 0
         return self._settings() | loss | {"outputs": tuple(names)}
 
     def _check(self, operator: str, arguments: tuple, settings: dict[str, Any], results: dict[str, str]) -> None:

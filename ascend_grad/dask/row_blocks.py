@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .._call import Call, Operator
 from .._loss_arguments import weight_sums
-from ..operators.options import NUMBER_OR_PER_ROW, OPTIONS, PER_CLASS, PER_ROW, PER_TARGET
+from ..operators.options import NUMBER_OR_PER_ROW, OPTIONS, OUTPUTS, PER_CLASS, PER_ROW, PER_TARGET, is_zero
 from ..operators.results import loss_result
 from . import tasks
 from .arrays import as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in, validated
@@ -49,19 +49,24 @@ class RowBlocks(NamedTuple):
         """Return the arguments that are no arrays."""
         return {name: value for name, value in self.call.arguments.items() if name not in self.arrays}
 
-    def assembled(self, parts: Sequence[Delayed], width: int | None, dtype: np.dtype) -> da.Array:
-        """Join the blocks of an array of rows, each of `width` elements along `axis`, or of one number for None."""
-        blocks = {}
+    def assembled(
+        self, parts: Sequence[Delayed], width: int | None, dtype: np.dtype, place: int | None = None
+    ) -> da.Array:
+        """Join the blocks of an array of rows, each of `width` elements, or of one number for None.
+
+        The elements of a row are along the axis `place`; None: along `axis`.
+        """
+        blocks, place = {}, self.axis if place is None else place
         for index, part in zip(self.blocks, parts):
             shape = [lengths[i] for lengths, i in zip(self.chunks, index)]
-            shape[self.axis : self.axis] = [] if width is None else [width]
+            shape[place:place] = [] if width is None else [width]
             blocks[index] = da.from_delayed(part, tuple(shape), dtype)
         for axis in reversed(range(len(self.chunks))):
             # Blocks that differ in their last index alone are joined.
             joined: dict[Index, list[da.Array]] = {}
             for index, block in blocks.items():
                 joined.setdefault(index[:-1], []).append(block)
-            at = axis + (width is not None and axis >= self.axis)
+            at = axis + (width is not None and axis >= place)
             blocks = {index: da.concatenate(each, axis=at) for index, each in joined.items()}
         return blocks[()]
 
@@ -126,6 +131,8 @@ def _blocks(arrays: dict[str, da.Array], chunks: tuple) -> dict[Index, dict[str,
 def loss(operator: Operator, values: dict[str, Any], *, in_pairs: bool) -> Any:
     """Return the result of a loss for these arguments by name. `in_pairs` is as for `_sum`."""
     num_threads = values["num_threads"]
+    if is_zero(values["target_prob"]):
+        values = {**values, "target_prob": da.zeros(np.shape(values["target"]), dtype=np.float32)}
     rows = row_blocks(operator, values, num_threads)
     settings, blocks = rows.settings, rows.blocks.values()
     sums = None
@@ -148,6 +155,8 @@ def loss(operator: Operator, values: dict[str, Any], *, in_pairs: bool) -> Any:
         elif name == "loss" and settings["reduction"] != "none":
             reduced = delayed(tasks.reduced, pure=True)(_sum(parts[name], in_pairs), sums, settings, spec.dtype)
             results[name] = da.from_delayed(reduced, (), spec.dtype)
+        elif name in OUTPUTS and OUTPUTS[name].is_of_targets and "target_prob" in rows.arrays:
+            results[name] = rows.assembled(parts[name], spec.shape[-1], spec.dtype, len(rows.chunks))
         else:
             width = spec.shape[rows.axis] if name == "input_grad" and spec.shape else None
             results[name] = rows.assembled(parts[name], width, spec.dtype)

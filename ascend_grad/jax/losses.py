@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..operators.options import NUMBER_OR_PER_ROW, OPTIONS, OUTPUTS, statistics_for_backward
+from ..operators.options import NUMBER_OR_PER_ROW, OPTIONS, OUTPUTS, is_zero, statistics_for_backward
 from ..operators.results import loss_result
 from ..operators.table import OPERATORS
 from .arrays import as_array, check
@@ -85,9 +85,11 @@ def _compute(
     rows, integer = rows_of(input, settings.axis), jax.dtypes.canonicalize_dtype(np.int64)
     results = {}
     for name in names:
-        is_one = OUTPUTS[name].is_total if name in OUTPUTS else settings.is_reduced
-        dtype = integer if name in OUTPUTS and OUTPUTS[name].is_integer else accumulator(input)
-        results[name] = jax.ShapeDtypeStruct(() if is_one else rows, dtype)
+        output = OUTPUTS.get(name)
+        is_one = settings.is_reduced if output is None else output.is_total
+        shape = arrays["target"].shape if output is not None and output.is_of_targets else rows
+        dtype = integer if output is not None and output.is_integer else accumulator(input)
+        results[name] = jax.ShapeDtypeStruct(() if is_one else shape, dtype)
     for name in gradients:
         results[f"{name}_grad"] = jax.ShapeDtypeStruct(arrays[name].shape, arrays[name].dtype)
     return dict(zip(results, _call(settings, tuple(results.items()), arrays)))
@@ -161,6 +163,8 @@ def loss(operator: str, values: dict[str, Any]) -> Any:
     """Compute what the function of a loss returns. `values` has its arguments by name."""
     contract = OPERATORS[operator]
     found, others = {}, {}
+    if is_zero(values["target_prob"]):
+        values = {**values, "target_prob": jnp.zeros(jnp.shape(values["target"]), jnp.float32)}
     for name, value in values.items():
         if name in _NUMBERS_OR_ROWS:
             # Other arrays of rows are refused, as for every other argument.

@@ -34,6 +34,8 @@ def cross_entropy(
     lse_square_scale: float = 0.0,
     temperature: ArrayLike = 1.0,
     denominator: float | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
     grad_loss: ArrayLike | None = None,
     grad_lse: ArrayLike | None = None,
     grad_log_prob: ArrayLike | None = None,
@@ -46,7 +48,8 @@ def cross_entropy(
 ) -> LossResult[NDArray]:
     r"""Compute the cross-entropy loss of logits and its gradient in one pass over the rows.
 
-    A row is all of `input` along `axis`, of :math:`V` logits :math:`x`. With :math:`z = x / \mathrm{temperature}`,
+    A row is all of `input` along `axis`, of :math:`V` logits :math:`x`. Without options :math:`z = x`. With
+    :math:`z = \mathrm{softcap} \, \tanh(\mathrm{logit\_scale} \; x / \mathrm{softcap}) / \mathrm{temperature}`,
     :math:`\mathrm{lse} = \log \sum_v e^{z_v}`, class weights :math:`c`, a token weight :math:`r`, the smoothing
     :math:`s` and targets :math:`t_k` of probabilities :math:`q_k`, the loss of a row is
 
@@ -76,9 +79,8 @@ def cross_entropy(
         The gradient with respect to the loss, default 1: one number or, with ``reduction="none"``, also one for each
         row, of any of the four dtypes. A row with 0 has a gradient of 0, whatever it holds.
     grad_lse, grad_log_prob, grad_entropy : array_like, optional
-        The gradients with respect to the outputs, one number for each row, of any of the four dtypes; default: 0. They
-        count whatever the token weight is. Elements of ignored rows are not read. With `target_prob` there is no
-        `grad_log_prob`.
+        The gradients with respect to the outputs, in their shapes, of any of the four dtypes; default: 0. They count
+        whatever the token weight is. Elements of ignored rows and targets are not read.
     .. options:: outputs
     return_grad : bool, default True
         Whether to compute the gradient at all.
@@ -94,18 +96,17 @@ def cross_entropy(
         The gradient with respect to `input`: `out`, or a new C-contiguous array of its shape and dtype.
     lse, log_prob, entropy, predicted, correct : ndarray
         The requested outputs. Others are no fields, and None as attributes. All but the last have a number for each
-        row, and that of an ignored row is 0, or -1 for `predicted`. `predicted` is the class of the largest logit,
-        int64, the lowest one of several. `correct` is the number of rows with ``predicted == target``, shape ().
-        Floating outputs have the dtype of the loss. `log_prob` and `correct` are of a single target, so they are
-        refused with `target_prob`. `lse` is infinite if a logit is positive infinite, or if all are negative infinite.
-        The loss, the other outputs and the gradient of such a row are NaN.
+        row, and that of an ignored row is 0, or -1 for `predicted`. `log_prob` has the shape of `target`: with
+        `target_prob`, K numbers for each row. `predicted` is the class of the largest logit, int64, the lowest one of
+        several. `correct` is the number of rows with ``predicted == target``, shape (); it is refused with
+        `target_prob`. Floating outputs have the dtype of the loss. `lse` is infinite if a logit is positive infinite,
+        or if all are negative infinite. The loss, the other outputs and the gradient of such a row are NaN.
 
     Raises
     ------
     ParamInvalidError
         161002: an argument is not as described; a target is neither in [0, V) nor `ignore_index`; there are rows of no
-        element; an output of a single target is requested with `target_prob` (a dtype or kind: its subclass
-        `ParamTypeError`).
+        element; `correct` is requested with `target_prob` (a dtype or kind: its subclass `ParamTypeError`).
     UnsupportedDeviceError
         361001: ``backend="npu"`` where a device is present, as it has no such operator.
 
@@ -119,7 +120,7 @@ def cross_entropy(
     :math:`p = e^{z - \mathrm{lse}}` and :math:`w_k = g r (1 - s) q_k c_{t_k}`, :math:`s_i = g r s / V`,
     :math:`a = \sum_k w_k + s_i \sum_v c_v + 2 g r\, \mathrm{lse\_square\_scale} \cdot \mathrm{lse}`, for the upstream
     gradient :math:`g`. The outputs add
-    :math:`g^{\mathrm{lse}} p_v + g^{\mathrm{log\_prob}} ([v = t] - p_v)
+    :math:`g^{\mathrm{lse}} p_v + \sum_k g^{\mathrm{log\_prob}}_k ([v = t_k] - p_v)
     - g^{\mathrm{entropy}} p_v (z_v - \mathrm{lse} + \mathrm{entropy})`. Pass ``grad_loss=0`` for their gradient alone.
 
     Smoothing is that of Szegedy et al., "Rethinking the Inception Architecture for Computer
@@ -142,8 +143,8 @@ def cross_entropy(
         axis = axis_named_dim(axis, dim, "cross_entropy")
     values: list[Any] = [
         input, target, axis, reduction, ignore_index, class_weight, token_weight, target_prob, label_smoothing,
-        lse_square_scale, temperature, denominator, grad_loss, grad_lse, grad_log_prob, grad_entropy, outputs,
-        return_grad
+        lse_square_scale, temperature, denominator, logit_scale, softcap, grad_loss, grad_lse, grad_log_prob,
+        grad_entropy, outputs, return_grad
     ]  # fmt: skip
     loss, input_grad, *others = run(table.CROSS_ENTROPY, values, out, backend, num_threads)
     if reduction != "none":
@@ -228,12 +229,13 @@ def linear_cross_entropy(
         The gradient with respect to `bias`, in its dtype, summed in float64. The field exists if `bias` is given.
     lse, log_prob, entropy : ndarray, shape (BT,)
         Of the logits, with the dtype of the loss: :math:`\mathrm{lse}`, the target's log-probability, and the entropy
-        in nats. They are 0 for ignored rows. The lse is infinite if a logit is positive infinite, or if all are
-        negative infinite. The loss, the other outputs and the gradients of such a row are NaN.
+        in nats. They are 0 for ignored rows. `log_prob` has the shape of `target`: (BT, K) with `target_prob`. The lse
+        is infinite if a logit is positive infinite, or if all are negative infinite. The loss, the other outputs and
+        the gradients of such a row are NaN.
     predicted : ndarray of int64, shape (BT,)
         The id of the largest logit, the lowest one of several; -1 for ignored rows.
     correct : ndarray of int64, shape ()
-        The number of rows whose target is `predicted`.
+        The number of rows whose target is `predicted`; it is refused with `target_prob`.
 
     Raises
     ------
@@ -321,7 +323,7 @@ def linear_cross_entropy_backward(
     gradients :math:`g`, the outputs add to the gradient of the loss with respect to :math:`z_{iv}`
 
     .. math::
-        g^{\mathrm{lse}}_i p_{iv} + g^{\mathrm{log\_prob}}_i ([v = t_i] - p_{iv})
+        g^{\mathrm{lse}}_i p_{iv} + \sum_k g^{\mathrm{log\_prob}}_{ik} ([v = t_{ik}] - p_{iv})
         - g^{\mathrm{entropy}}_i p_{iv} (z_{iv} - \mathrm{lse}_i + \mathrm{entropy}_i)
 
     Parameters
@@ -333,8 +335,8 @@ def linear_cross_entropy_backward(
     grad_loss : float or array_like, shape (BT,), optional
         The gradient with respect to the loss, as in `linear_cross_entropy`. Here None stands for 0.
     grad_lse, grad_log_prob, grad_entropy : array_like, shape (BT,), optional
-        The gradients with respect to the outputs, of any of the four dtypes. None stands for 0. Elements of ignored
-        rows are not read. With `target_prob` there is no `grad_log_prob`.
+        The gradients with respect to the outputs, in their shapes, of any of the four dtypes. None stands for 0.
+        Elements of ignored rows and targets are not read.
 
     Returns
     -------

@@ -67,6 +67,8 @@ class Output(NamedTuple):
     has_gradient: bool = True
     #: Whether it is about a single target of each row, and not defined with `target_prob`.
     of_one_target: bool = False
+    #: Whether it has one number for each target: K in each row with `target_prob`.
+    is_of_targets: bool = False
     on_device: bool = False
 
 
@@ -95,8 +97,9 @@ OPTIONS = {
             PER_TARGET,
             None,
             None,
-            "Probabilities :math:`q` of K targets in each row. A target that is `ignore_index` adds nothing, and a row "
-            "of such targets alone is ignored. Equal targets of a row are added up.",
+            "Probabilities :math:`q` of K targets in each row, or the number 0: all are 0. A target that is "
+            "`ignore_index` adds nothing, and a row of such targets alone is ignored. Equal targets of a row are added "
+            "up.",
         ),
         Option(
             "label_smoothing",
@@ -143,8 +146,8 @@ OPTIONS = {
             NUMBER,
             1.0,
             FINITE,
-            "The factor of the products. A number beyond 2**60 (2**500 if `input` is float64) counts as that number.",
-            of_logits=False,
+            "The factor of the logits before `softcap` and `temperature`. A number beyond 2**60 (2**500 if `input` is "
+            "float64) counts as that number.",
         ),
         Option(
             "softcap",
@@ -153,7 +156,6 @@ OPTIONS = {
             POSITIVE,
             "The bound of the logits before `temperature` divides them, above 0; limited as `temperature` is. None: "
             "the logits are not bounded.",
-            of_logits=False,
         ),
         Option(
             "outputs",
@@ -174,7 +176,10 @@ OUTPUTS = {
             on_device=True,
         ),
         Output(
-            "log_prob", "The log-probability of each target; 0 for ignored rows.", of_one_target=True, on_device=True
+            "log_prob",
+            "The log-probability of each target, also of several in a row; 0 for ignored targets.",
+            is_of_targets=True,
+            on_device=True,
         ),
         Output("entropy", "The entropy of each row's probabilities, in nats; 0 for ignored rows."),
         Output(
@@ -214,6 +219,11 @@ def statistics_for_backward(outputs: Collection[str], options: Mapping[str, Any]
     if not any(OUTPUTS[name].has_gradient for name in outputs):
         return ()
     return ("lse", "entropy") if "entropy" in outputs or has_entropy_terms(options) else ("lse",)
+
+
+def is_zero(probabilities: object) -> bool:
+    """Return whether probabilities of targets are given as the number 0, which stands for an array of zeros."""
+    return type(probabilities) in (int, float) and probabilities == 0
 
 
 def given_options(arguments: Mapping[str, Any]) -> list[str]:

@@ -10,7 +10,6 @@ from .._checks import Floating, Integer, NotNone, Shape, TrueOrFalse
 from .._loss_checks import (
     EntropyForItsGradient,
     LeadingDimensions,
-    NothingOfOneTarget,
     PositiveValues,
     Reduction,
     SomeUpstreamGradient,
@@ -83,8 +82,7 @@ def _loss(name: str, input: str, weight: str, target: str) -> Operator:
             TrueOrFalse("return_grad"),
             *limits(),
             *checks_of(LINEAR_OPTIONS),
-            *upstream_gradients(OUTPUT_GRADIENTS),
-            NothingOfOneTarget("grad_log_prob"),
+            *upstream_gradients(OUTPUT_GRADIENTS, target=target),
         ],
     )
 
@@ -103,7 +101,6 @@ VOCABULARY_PARALLEL_BACKWARD = _operator(
         *targets_of_layer(f"lse {_BACKWARD_PARAMETERS}", "input", "weight_shard", "target"),
         *upstream_gradients(STATISTICS_AND_GRADIENTS),
         EntropyForItsGradient(),
-        NothingOfOneTarget("grad_log_prob"),
         SomeUpstreamGradient(),
         Reduction("BT"),
         ignored(),

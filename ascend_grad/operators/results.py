@@ -81,7 +81,7 @@ class LossResult(tuple[Array, ...], metaclass=ABCMeta):
     bias_grad: Array | Any = None
     #: The logarithm of the sum of the exponentials of each row's logits; 0 for ignored rows.
     lse: Array | Any = None
-    #: The log-probability of each target; 0 for ignored rows.
+    #: The log-probability of each target, also of several in a row; 0 for ignored targets.
     log_prob: Array | Any = None
     #: The entropy of each row's probabilities, in nats; 0 for ignored rows.
     entropy: Array | Any = None

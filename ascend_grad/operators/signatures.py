@@ -193,7 +193,7 @@ def _entry(name: str, words: Words, names: dict[str, str]) -> str:
         NUMBER: words.number,
         PER_ROW: words.array + words.rows,
         PER_CLASS: words.array + words.classes,
-        PER_TARGET: words.array + words.targets,
+        PER_TARGET: f"0 or {words.array}{words.targets}",
         NUMBER_OR_PER_ROW: f"{words.number} or {words.array}{words.rows}",
         NAMES: f"sequence of {{{outputs}}}",
     }

@@ -32,6 +32,7 @@ from .._loss_checks import (
     MaskHasRows,
     NonemptyVocabulary,
     NothingOfOneTarget,
+    NumberOfEachTarget,
     NumberOrRows,
     PositiveValues,
     Reduction,
@@ -43,6 +44,7 @@ from .._loss_checks import (
     ValidOutputMask,
     VocabularyBounds,
     Workspace,
+    ZeroProbabilities,
 )
 from ..arguments import MAX_INDEX, MAX_RANK
 from .options import (
@@ -284,7 +286,7 @@ def checks_of(parameters: str, rows: str = "BT") -> list[Check]:
             # The value checks of the loss of logits look at numbers, too.
             checks.append(NumberOrRows(name, rows, allowed if rows == "BT" else None))
         elif kind == NAMES:
-            checks += [KnownOutputs(), NothingOfOneTarget(name)]
+            checks += [KnownOutputs(), NothingOfOneTarget()]
         elif kind != PER_TARGET:  # `Targets` checks these
             checks += [Floating(name), Shape(name, rows if kind == PER_ROW else "V")]
     return checks
@@ -311,6 +313,7 @@ def targets_of_layer(
         NotNone(),
         Floating(input, weight, converts=True),
         Classes(target),
+        ZeroProbabilities(target),
         LeadingDimensions(input, target, *rows_among(parameters)),
         Shape(input, "BT", "H"),
         Shape(weight, "V", "H"),
@@ -318,9 +321,20 @@ def targets_of_layer(
     ]
 
 
-def upstream_gradients(names: tuple[str, ...], rows: str = "BT") -> list[Check]:
-    """Return the checks of arrays with a number for each row. `rows` is the size that the number of rows has."""
-    return [check for name in names for check in (Floating(name), Shape(name, rows))]
+def upstream_gradients(names: tuple[str, ...], rows: str = "BT", target: str = "target") -> list[Check]:
+    """Return the checks of arrays with a number for each row, or for each target.
+
+    `rows` is the size that the number of rows has.
+    """
+    of_targets = [f"grad_{output.name}" for output in OUTPUTS.values() if output.is_of_targets]
+    return [
+        check
+        for name in names
+        for check in (
+            Floating(name),
+            NumberOfEachTarget(name, target, rows) if name in of_targets else Shape(name, rows),
+        )
+    ]
 
 
 def limits() -> list[Check]:
@@ -339,7 +353,7 @@ def output_results(rows: str) -> list[Result]:
         Result(
             output.name,
             like="input",
-            dims=() if output.is_total else (rows,),
+            dims=() if output.is_total else ("targets" if output.is_of_targets else rows,),
             dtype=np.dtype(np.int64) if output.is_integer else ACCUMULATOR,
             asked_by=(("outputs", output.name),),
         )
@@ -398,7 +412,6 @@ LINEAR_CROSS_ENTROPY_BACKWARD = Operator(
         *targets_of_layer(_BACKWARD_PARAMETERS),
         *upstream_gradients(STATISTICS_AND_GRADIENTS),
         EntropyForItsGradient(),
-        NothingOfOneTarget("grad_log_prob"),
         SomeUpstreamGradient(),
         Reduction("BT"),
         ignored(),
@@ -460,6 +473,7 @@ CROSS_ENTROPY = Operator(
         NotNone(),
         Floating("input", converts=True),
         Classes("target"),
+        ZeroProbabilities("target"),
         Floating("target_prob"),
         AxisInRange("input"),
         Rank("input", 0, MAX_RANK),
@@ -469,7 +483,6 @@ CROSS_ENTROPY = Operator(
         ignored(),
         *checks_of(_OF_LOGITS, "rows"),
         *upstream_gradients(OUTPUT_GRADIENTS, "rows"),
-        NothingOfOneTarget("grad_log_prob"),
         *checks_of("outputs"),
         TrueOrFalse("return_grad"),
     ],

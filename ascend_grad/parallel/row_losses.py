@@ -61,6 +61,8 @@ class RowArrays:
     ----------
     counted : ndarray of bool, shape (BT,)
         Whether the row is not ignored.
+    is_target : ndarray of bool, shape (BT, targets of a row)
+        Whether each target is not ignored.
     token_weight : ndarray, shape (BT,)
         The weight of each row, 0 for ignored rows.
     target_weights : ndarray, shape (BT, targets of a row)
@@ -74,10 +76,11 @@ class RowArrays:
     losses, squares : ndarray, shape (BT,)
         The weighted cross-entropy of each row, and the weighted term of its squared lse.
     outputs : dict of ndarray, shape (BT,)
-        Results beside the loss.
+        Results beside the loss. The log-probabilities have the shape of the targets.
     """
 
     counted: NDArray
+    is_target: NDArray
     token_weight: NDArray
     target_weights: NDArray
     maxima: NDArray
@@ -109,8 +112,10 @@ def write_outputs(vocabulary: int, statistics: RowStatistics, rows: RowArrays) -
         if name == "predicted":
             out[...] = np.where(rows.counted, predicted(rows.first, vocabulary), -1)
             continue
-        value = -statistics.negative_log_prob()[:, 0] if name == "log_prob" else getattr(statistics, name)
-        out[...] = np.where(rows.counted, value, 0)
+        if name == "log_prob":
+            out[...] = np.where(rows.is_target, -statistics.negative_log_prob(), 0).reshape(out.shape)
+        else:
+            out[...] = np.where(rows.counted, getattr(statistics, name), 0)
 
 
 def upstream_of_rows(options: dict[str, Any], rows: RowArrays) -> tuple[NDArray, NDArray]:

@@ -24,7 +24,7 @@ from ..arguments import MAX_INDEX, integer, shown, thread_count
 from ..backends.ascend import limits
 from ..backends.loss_reference import square_scale
 from ..errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
-from ..operators.options import OUTPUT_GRADIENTS, has_entropy_terms
+from ..operators.options import OUTPUT_GRADIENTS, OUTPUTS, has_entropy_terms
 from ..operators.ranks import ARGUMENTS_OF_PARTS, OF_ENTRIES, OF_ROWS, SETTINGS, WITHOUT_ARGUMENT, given_over_ranks
 from ..operators.results import LinearCrossEntropyGradients, loss_result, number
 from .agreement import Attempt, check_agreement
@@ -130,6 +130,7 @@ class Shard:
 
         self._rows = RowArrays(
             counted=counted,
+            is_target=self._is_target,
             token_weight=present(counted, "token_weight"),
             target_weights=present(self._is_target, "target_prob"),
             maxima=np.zeros(rows, dtype),
@@ -137,7 +138,13 @@ class Shard:
             first=np.zeros(rows if self._needs_predicted else 0),
             losses=np.zeros(rows),
             squares=np.zeros(rows if square_scale(self._a) else 0),
-            outputs={name: np.zeros(rows, np.int64 if name == "predicted" else self.accumulator) for name in outputs},
+            outputs={
+                name: np.zeros(
+                    self.target.shape if OUTPUTS[name].is_of_targets else rows,
+                    np.int64 if name == "predicted" else self.accumulator,
+                )
+                for name in outputs
+            },
         )
         self._sums_of_ranks = VectorSums(self._ranks, self._rows.sums.size, dtype, in_order)
         classes = self._vectors.get("class_weight")

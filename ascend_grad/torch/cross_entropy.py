@@ -137,7 +137,8 @@ def cross_entropy(
     weight : torch.Tensor, shape (C,), optional
         A weight for each class. The mean is then the sum of the weighted losses divided by the sum of their weights.
     outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
-        Further results. The first three are differentiable, too. The second and the last exist without `target_prob`.
+        Further results. The first three are differentiable, too. The second has the shape of `target`. The last exists
+        without `target_prob`.
     .. options::
 
     Returns
@@ -168,7 +169,7 @@ def cross_entropy(
     tensor([[-0.3750,  0.1250,  0.1250,  0.1250],
             [ 0.1250,  0.1250,  0.1250, -0.3750]])
     """
-    given = completed(options, _OPTIONS, _NAME)
+    given = loss_operators.with_probabilities(completed(options, _OPTIONS, _NAME), target)
     found = unrounded_loss(
         input, target, {"class_weight": weight, **given}, ignore_index, reduction, outputs, num_threads=num_threads
     )

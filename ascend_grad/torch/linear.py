@@ -14,6 +14,7 @@ from ..errors import ParamInvalidError, ParamTypeError
 from ..operators.results import LossResult
 from ..operators.signatures import Words, completed, options_of, with_options
 from .linear_loss import Names, Options, autocast_device, checked, refuse, unrounded_loss
+from .loss_operators import with_probabilities
 from .outputs import requested
 from .positions import loss_of_positions
 from .tensors import ERRORS
@@ -102,7 +103,8 @@ def linear_cross_entropy(
     options : torch.nn.LinearCrossEntropyOptions, optional
         Accepted, without an effect: memory is bounded, sums are in float32 or better, and ``retain_graph=True`` works.
     outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
-        Further results. The first three are differentiable, too.
+        Further results. The first three are differentiable, too. The second has the shape of `target`. The last exists
+        without `target_prob`.
     group : torch.distributed.ProcessGroup, optional
         The processes that the classes are split over, as in `ascend_grad.parallel.linear_cross_entropy`. Each process
         has its rows of `linear_weight`; all have the same `input` and `target`, and get the same loss and gradient of
@@ -145,7 +147,7 @@ def linear_cross_entropy(
     tensor([[-0.3750,  0.1250,  0.1250,  0.1250],
             [ 0.1250,  0.1250,  0.1250, -0.3750]])
     """
-    given = completed(further, _OPTIONS, _NAME)
+    given = with_probabilities(completed(further, _OPTIONS, _NAME), target)
     own = {"bias": linear_bias, "class_weight": weight, "label_smoothing": label_smoothing}
     loss_options = {**own, **given, "outputs": outputs}
     shard = _shard(group, vocab_start_index, vocab_size)

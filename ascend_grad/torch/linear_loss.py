@@ -11,7 +11,7 @@ from torch.autograd import Function
 
 from ..arguments import shown
 from ..errors import AscendGradError, ParamInvalidError, ParamTypeError, rename
-from ..operators.options import OPTIONS, OUTPUT_GRADIENTS, PER_CLASS, PER_ROW
+from ..operators.options import OPTIONS, OUTPUT_GRADIENTS, OUTPUTS, PER_CLASS, PER_ROW
 from . import loss_operators
 from .gradients import scaled, second_order_error, without_second_order
 from .loss_operators import ROWS_OF
@@ -181,7 +181,8 @@ def unrounded_loss(
     if zero_if_empty and reduction == "mean":
         found["loss"] = torch.where((classes != ignore_index).any(), found["loss"], 0)
     of_rows = [name for name in found if name != "correct" and (name != "loss" or reduction == "none")]
-    return {**found, **{name: found[name].reshape(shape) for name in of_rows}}
+    shapes = {name: target.shape if name in OUTPUTS and OUTPUTS[name].is_of_targets else shape for name in of_rows}
+    return {**found, **{name: found[name].reshape(each) for name, each in shapes.items()}}
 
 
 def refuse(operator: str, **arguments: object) -> None:

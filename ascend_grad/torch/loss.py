@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.nn import LinearCrossEntropyLoss as _Module
     from torch.nn import LinearCrossEntropyOptions
 
-    from ..option_types import LinearModelOptions, Outputs
+    from ..option_types import ModelOptions, Outputs
 elif hasattr(torch.nn, "LinearCrossEntropyLoss"):
     _Module = torch.nn.LinearCrossEntropyLoss
 else:
@@ -131,7 +131,7 @@ class LinearCrossEntropyLoss(_Module):
         options: LinearCrossEntropyOptions | None = None,
         linear_weight: torch.nn.Parameter | None = None,
         outputs: Outputs = (),
-        **further: Unpack[LinearModelOptions[torch.Tensor, float]],
+        **further: Unpack[ModelOptions[torch.Tensor, float]],
     ):
         own = completed(further, _OPTIONS, "LinearCrossEntropyLoss")
         if weight is not None:

@@ -26,6 +26,8 @@ from ..operators.options import (
     PER_CLASS,
     PER_ROW,
     PER_TARGET,
+    Output,
+    is_zero,
 )
 from .operators import (
     accumulator,
@@ -168,6 +170,13 @@ def with_numbers(problem: Problem) -> Problem:
     return {**problem, "numbers": None, **dict(zip(names, problem["numbers"].tolist()))}
 
 
+def with_probabilities(options: dict[str, Any], target: object) -> dict[str, Any]:
+    """Return options with zeros of the targets' shape if the probabilities of targets are the number 0."""
+    if not is_zero(options["target_prob"]) or not isinstance(target, torch.Tensor):
+        return options
+    return {**options, "target_prob": target.new_zeros((), dtype=torch.float32).expand(target.shape)}
+
+
 def checked_integers(operator: str, ignore_index: object, num_threads: object) -> tuple[int, int | None]:
     """Convert arguments to the schema's types. torch's own errors would name neither function nor argument."""
     ignored = IGNORE_INDEX if ignore_index is None else integer(ignore_index, "ignore_index", operator)
@@ -212,11 +221,16 @@ def _outputs_of(result: Any, requested: Sequence[str]) -> list[Any]:
     return [getattr(result, name) if requested else None for name in OUTPUTS]
 
 
-def _fake_outputs(input: torch.Tensor, rows: Sequence[int], requested: Sequence[str]) -> list[torch.Tensor]:
+def _fake_outputs(problem: Problem, rows: Sequence[int]) -> list[torch.Tensor]:
     """Return outputs without memory for rows of this shape, empty ones where they are not requested."""
+    input = problem["input"]
+
+    def shape(output: Output) -> Sequence[int]:
+        return () if output.is_total else problem["target"].shape if output.is_of_targets else rows
+
     return [
-        input.new_empty(() if output.is_total else rows, dtype=torch.int64 if output.is_integer else accumulator(input))
-        if name in requested
+        input.new_empty(shape(output), dtype=torch.int64 if output.is_integer else accumulator(input))
+        if name in problem["outputs"]
         else input.new_empty(0)
         for name, output in OUTPUTS.items()
     ]
@@ -260,7 +274,7 @@ def _cross_entropy_fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
     input, dim = problem["input"], problem["dim"]
     rows = input.shape[:dim] + input.shape[dim + 1 :]
     gradient = input.new_empty(input.shape if problem["input_grad"] else (0,))
-    return _fake_loss(problem, rows), gradient, *_fake_outputs(input, rows, problem["outputs"])
+    return _fake_loss(problem, rows), gradient, *_fake_outputs(problem, rows)
 
 
 def _over_processes(function: Callable, number: int | None) -> Callable:
@@ -315,10 +329,8 @@ def _gradients_fake(problem: Problem) -> tuple[torch.Tensor, torch.Tensor, torch
 
 def _linear_cross_entropy_fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
     problem = LINEAR.problem(arguments)
-    input, rows = problem["input"], problem["input"].shape[:1]
-    return (
-        _fake_loss(problem, rows), *_gradients_fake(problem), *_fake_outputs(input, rows, problem["outputs"])
-    )  # fmt: skip
+    rows = problem["input"].shape[:1]
+    return _fake_loss(problem, rows), *_gradients_fake(problem), *_fake_outputs(problem, rows)
 
 
 #: The first arguments of the operator `linear_cross_entropy_backward`: outputs and their upstream gradients.

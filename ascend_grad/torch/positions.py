@@ -110,11 +110,11 @@ def loss_of_positions(
         ]
         losses = torch.stack([each["loss"] for each in found], -1)
         loss = losses.reshape(shape) if reduction == "none" else losses.sum()
-    outputs = {name: torch.stack([each[name] for each in found], -1) for name in options.get("outputs", ())}
-    return {
-        "loss": loss,
-        **{name: each.sum() if name == "correct" else each.reshape(shape) for name, each in outputs.items()},
-    }
+    outputs = {}
+    for name in options.get("outputs", ()):
+        each = torch.stack([each[name] for each in found], 0 if name == "correct" else 1)
+        outputs[name] = each.sum() if name == "correct" else each.reshape((*shape, *each.shape[2:]))
+    return {"loss": loss, **outputs}
 
 
 def _mean_factors(

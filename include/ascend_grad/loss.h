@@ -109,7 +109,7 @@ AG_INLINE double ag_scaled_weight(double weight, double class_scale, int is_doub
 /* Upstream gradients of a row. */
 typedef struct {
     double square;                    /* of lse^2, with its factor, token weight and denominator */
-    double lse, log_prob, entropy;    /* of the outputs; `log_prob` is that of the only target */
+    double lse, log_prob, entropy;    /* of the outputs; `log_prob` is the sum over the targets */
 } ag_upstream;
 
 /* The coefficients of a row's gradient. */

@@ -113,7 +113,7 @@ cdef class Result:
         The parameter whose dtype and shape the result has, unless `dtype` or `dims` is given.
     dims : tuple of str, optional
         The result's shape, as names of sizes of the call; ``"bits of BT"`` is the bytes that hold BT bits. ``("rows",)`` is
-        the shape of `like` without the axis.
+        the shape of `like` without the axis, ``("targets",)`` that of ``target``.
     dtype : ACCUMULATOR or numpy.dtype, optional
         The result's dtype, if it is not the dtype of `like`.
     asked_by : tuple of str, (str, int) or (str, str)
@@ -131,7 +131,7 @@ cdef class Result:
     cdef object bind(self, tuple parameters):
         self.like_slot = parameters.index(self.like)
         # The input of a linear operator is its first parameter.
-        self.has_rows = self.dims[:1] == ("BT",) if self.dims is not None else self.like_slot == 0
+        self.has_rows = self.dims[:1] in (("BT",), ("targets",)) if self.dims is not None else self.like_slot == 0
         self.reduction_slot = -1 if self.reduced_by is None else parameters.index(self.reduced_by)
         cdef int i
         self.conditions = <int>len(self.asked_by)
@@ -162,8 +162,8 @@ cdef class Result:
         """Set the result's shape, of at most 8 dimensions, and return its rank."""
         cdef cnp.ndarray like
         cdef int axis, rank = 0
-        if self.dims is None:
-            like = call.array(self.like_slot)
+        if self.dims is None or self.dims == ("targets",):
+            like = call.array(self.like_slot if self.dims is None else <int>call.operator.slots["target"])
             for axis in range(cnp.PyArray_NDIM(like)):
                 shape[axis] = cnp.PyArray_DIMS(like)[axis]
             return cnp.PyArray_NDIM(like)

@@ -21,7 +21,7 @@ from . import arguments
 from ._dtypes import FLOATING_DTYPES
 from .arrays import AbstractDeviceArray, host_values
 from .errors import ParamNullptrError, ParamTypeError
-from .operators.options import OUTPUTS
+from .operators.options import OUTPUTS, is_zero
 
 cnp.import_array()
 
@@ -365,27 +365,54 @@ cdef class Targets(Check):
 
 
 cdef class NothingOfOneTarget(Check):
-    """Check that nothing that belongs to a single target is given if rows have several: the argument and outputs.
+    """Check that no output that belongs to a single target is requested if rows have several."""
 
-    Each argument is ``outputs``, or an upstream gradient, which has to be None.
-    """
-
-    def __init__(self, *names):
-        Check.__init__(self, "target_prob", *names)
+    def __init__(self):
+        Check.__init__(self, "target_prob", "outputs")
 
     cdef int run(self, Call call) except -1:
-        cdef int i
         if call.values[self.slots[0]] is None:
             return 0
-        for i in range(1, self.count):
-            value = call.values[self.slots[i]]
-            if self.names[i] != "outputs":
-                if value is not None:
-                    call.fail(self.names[i], "None, as target_prob is given", "an array")
-                continue
-            for name in ("log_prob", "correct"):
-                if name in value:
-                    call.fail("outputs", "no output of a single target, as target_prob is given", repr(name))
+        for name in call.values[self.slots[1]]:
+            if OUTPUTS[name].of_one_target:
+                call.fail("outputs", "no output of a single target, as target_prob is given", repr(name))
+        return 0
+
+
+cdef class ZeroProbabilities(Check):
+    """Replace the number 0 instead of probabilities of targets by zeros of the targets' shape."""
+
+    def __init__(self, target):
+        Check.__init__(self, "target_prob", target)
+
+    cdef int run(self, Call call) except -1:
+        if is_zero(call.values[self.slots[0]]):
+            call.values[self.slots[0]] = np.broadcast_to(np.float32(0), shape_of(call.array(self.slots[1])))
+        return 0
+
+
+cdef class NumberOfEachTarget(Check):
+    """Check that the argument, if given, has a number for each row, or with ``target_prob`` for each target.
+
+    `rows` is the size that the number of rows has in the operator.
+    """
+
+    cdef Shape one_for_each_row
+
+    def __init__(self, name, target, rows):
+        Check.__init__(self, name, target, "target_prob")
+        self.one_for_each_row = Shape(name, rows)
+
+    cdef object bind(self, tuple parameters):
+        Check.bind(self, parameters)
+        self.one_for_each_row.bind(parameters)
+
+    cdef int run(self, Call call) except -1:
+        if call.values[self.slots[0]] is None or call.values[self.slots[2]] is None:
+            return self.one_for_each_row.run(call)
+        cdef cnp.ndarray array = call.array(self.slots[0]), target = call.array(self.slots[1])
+        if not have_same_shape(target, array):
+            call.fail(self.names[0], f"shape {shape_of(target)} as {self.names[1]} has", shape_of(array))
         return 0
 
 
@@ -439,7 +466,6 @@ cdef class PositiveValues(Check):
         return 0
 
 
-
 cdef class LeadingDimensions(Check):
     """Merge the dimensions of the rows, as kernels know one: an input (..., H) becomes (BT, H), an array (...) (BT,).
 
@@ -447,7 +473,7 @@ cdef class LeadingDimensions(Check):
     ----------
     input : str
     rows : str
-        The arrays of the rows. `target` and `target_prob` may have one more dimension, and numbers stay as they are.
+        The arrays of the rows. Those of targets may have one more dimension, and numbers stay as they are.
     """
 
     def __init__(self, input, *rows):
@@ -467,7 +493,8 @@ cdef class LeadingDimensions(Check):
         if has_several is not None:
             has_several = call.values[has_several] is not None
         for i in range(1, self.count):
-            self.merge(call, i, leading, rows, 1 if has_several and self.names[i].startswith("target") else 0)
+            is_of_targets = self.names[i].startswith("target") or self.names[i] == "grad_log_prob"
+            self.merge(call, i, leading, rows, 1 if has_several and is_of_targets else 0)
         call.values[self.slots[0]] = array.reshape((rows, cnp.PyArray_DIM(array, cnp.PyArray_NDIM(array) - 1)))
         call.leading = leading
         return 0

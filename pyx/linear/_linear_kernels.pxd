@@ -76,7 +76,9 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         Py_ssize_t count
         const int64_t *entries
         const double *weights
+        const double *grad_log_prob
 
+    ag_loss_targets ag_targets_of_row(ag_loss_targets all, Py_ssize_t i)
     void ag_loss_row_finish(ag_loss_row *row, const ag_loss_targets *targets, const double *logits, double max, double rest,
                             double logit_scale, double label_smoothing, Py_ssize_t vocab, const double *class_weight,
                             double class_sum, double class_scale)

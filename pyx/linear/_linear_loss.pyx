@@ -27,7 +27,9 @@ from ascend_grad._kernels cimport (
     ag_negative_log_prob,
     ag_row_statistics,
 )
-from ascend_grad._linear_kernels cimport AG_ELSEWHERE, ag_loss_row, ag_loss_row_finish, ag_loss_targets
+from ascend_grad._linear_kernels cimport (
+    AG_ELSEWHERE, ag_loss_row, ag_loss_row_finish, ag_loss_targets, ag_targets_of_row
+)
 from ascend_grad._linear_problem cimport (
     ROWS_PER_CHECK,
     VECTOR_PADDING,
@@ -60,6 +62,7 @@ from ascend_grad._loss_options cimport (
     has_output_grads,
     has_outputs,
     has_square,
+    has_target_grads,
     has_upstream,
     number_of,
     round_class_weights,
@@ -69,6 +72,8 @@ from ascend_grad._loss_options cimport (
     temperature_of,
     token_weight_of,
     upstream_of,
+    write_log_prob,
+    write_nothing,
     write_number,
     write_outputs,
     write_reduced,
@@ -96,6 +101,7 @@ cdef void describe_loss(Loss *x) noexcept nogil:
     x.o.is_double = x.p.dtype == AG_FLOAT64
     # Upstream gradients of outputs count whatever the token weight is.
     x.p.rows.with_outputs = has_outputs(o) or has_output_grads(o)
+    x.p.transform.scale, x.p.transform.softcap = o.logit_scale, o.softcap
     bound_transform(&x.p)
     x.p.transform.is_needed = x.bias != NULL or x.p.transform.scale != 1 or x.p.transform.softcap > 0 or is_scaled
     x.p.is_general = (
@@ -124,6 +130,7 @@ cdef Py_ssize_t place_vectors(Loss *x, char *base) noexcept nogil:
     if p.is_general or p.with_more:
         p.loss_rows = <ag_loss_row *>arena_alloc(&arena, rows * sizeof(ag_loss_row))
     p.targets.count = x.o.target_count
+    p.targets.grad_log_prob = x.o.grad_log_prob if x.o.target_prob != NULL else NULL
     if p.is_general:
         p.targets.entries = <int64_t *>arena_alloc(&arena, count * sizeof(int64_t))
         p.targets.weights = <double *>arena_alloc(&arena, count * sizeof(double))
@@ -245,7 +252,7 @@ cdef double set_grad_of_row(Loss *x, Py_ssize_t i) noexcept nogil:
     if is_present and has_square(&x.o) and x.denominators[1] != 0:
         square = grad_output * weight * x.o.lse_square_scale / x.denominators[1]
     x.p.loss_rows[i].grad_loss, x.p.loss_rows[i].upstream = grad, upstream_of(&x.o, i, square)
-    return grad != 0 or has_upstream(&x.p.loss_rows[i].upstream)
+    return grad != 0 or has_upstream(&x.p.loss_rows[i].upstream) or has_target_grads(&x.o, i)
 
 
 cdef int set_grad(Loss *x, double *last_check) except -1 nogil:
@@ -278,7 +285,7 @@ cdef int set_grad(Loss *x, double *last_check) except -1 nogil:
 
 cdef void set_given_statistics(Loss *x, Py_ssize_t i, bint is_double) noexcept nogil:
     """Set the statistics of row i: the whole vocabulary's, or the given lse with a sum of exponentials of 1."""
-    cdef ag_loss_targets targets = x.p.targets
+    cdef ag_loss_targets targets = ag_targets_of_row(x.p.targets, i)
     cdef double maximum, rest = 0
     cdef Py_ssize_t vocab = x.p.vocab
     if x.is_part:
@@ -289,7 +296,6 @@ cdef void set_given_statistics(Loss *x, Py_ssize_t i, bint is_double) noexcept n
         x.p.loss_rows[i].moment = number_of(x.entropy, i)
     set_number(x.p.logits_max, i, is_double, maximum)
     set_number(x.p.sum_exp, i, is_double, 1 + rest)
-    targets.entries, targets.weights = targets.entries + i * targets.count, targets.weights + i * targets.count
     ag_loss_row_finish(
         &x.p.loss_rows[i], &targets, x.p.target_logits + i * targets.count, maximum, rest, x.p.transform.scale,
         x.p.label_smoothing, vocab, x.p.class_weight, x.p.class_sum, x.p.class_scale
@@ -458,14 +464,17 @@ cdef void write_row_outputs(const Loss *x, Py_ssize_t i, bint is_counted) noexce
     """Write the results of row i beside its loss."""
     cdef ag_row_statistics row = statistics_of_row(x, i)
     cdef int64_t predicted = -1
+    cdef Py_ssize_t k
     if not is_counted:
-        write_outputs(&x.o, i, 0, 0, 0)
+        write_nothing(&x.o, i)
     else:
         predicted = x.p.loss_rows[i].argmax if x.p.with_more else 0
-        write_outputs(
-            &x.o, i, ag_log_sum_exp(&row), -ag_negative_log_prob(&row, number(x.p.predicted, i, x.o.is_double)),
-            ag_entropy(&row)
-        )
+        write_outputs(&x.o, i, ag_log_sum_exp(&row), ag_entropy(&row))
+        for k in range(i * x.o.target_count, (i + 1) * x.o.target_count if x.o.outputs.log_prob != NULL else 0):
+            if x.o.target_prob == NULL:
+                write_log_prob(&x.o, k, -ag_negative_log_prob(&row, number(x.p.predicted, i, x.o.is_double)))
+            else:
+                write_log_prob(&x.o, k, -ag_negative_log_prob(&row, x.p.target_logits[k]))
     if x.o.outputs.predicted != NULL:
         x.o.outputs.predicted[i] = predicted + x.p.rows.start if is_counted else -1
     if x.o.outputs.correct != NULL and is_counted and predicted == entry_of_row(&x.p.rows, i):

@@ -207,14 +207,9 @@ cdef Problem top_k_problem(
     p.with_statistics, p.top_k = True, k
     p.temperatures = vector_of(source, "temperature", held, with_values)
     p.temperature, p.bias = one_number(source, "temperature"), vector_of(source, "bias", held, with_values)
-    set_transform(&p, source)
+    p.transform.scale, p.transform.softcap = option(source, "logit_scale"), option(source, "softcap") or 0
     describe_top_k(&p)
     return p
-
-
-cdef int set_transform(Problem *p, object source) except -1:
-    p.transform.scale, p.transform.softcap = option(source, "logit_scale"), option(source, "softcap") or 0
-    return 0
 
 
 cdef Py_ssize_t workspace_of(Call call) except -1:
@@ -267,7 +262,6 @@ cdef Loss loss_of(
     held += set_options(&x.o, native_vector(target) if with_values else target, source, with_values)
     x.with_bias_grad = bias_grad is not None
     x.p.filter_eps = option(source, "filter_eps")
-    set_transform(&x.p, source)
     x.bias = vector_of(source, "bias", held, with_values)
     return x
 

@@ -20,7 +20,7 @@ from ascend_grad._kernels cimport (
     ag_sum_total,
     ag_widen,
 )
-from ascend_grad._linear_kernels cimport ag_loss_row_finish, ag_loss_targets
+from ascend_grad._linear_kernels cimport ag_loss_row_finish, ag_loss_targets, ag_targets_of_row
 from ascend_grad._linear_problem cimport (
     ROWS_PER_CHECK,
     SEGMENT,
@@ -51,8 +51,7 @@ cdef void compute_coefficients(const Problem *p, Py_ssize_t i) noexcept nogil:
             complement = ag_one_minus_prob(&row, number(p.predicted, i, is_double))
         set_number(p.complement, i, is_double, complement if complement < 1 - AG_NEARLY_CERTAIN else -1)
     if p.is_general:
-        targets = p.targets
-        targets.entries, targets.weights = targets.entries + i * targets.count, targets.weights + i * targets.count
+        targets = ag_targets_of_row(p.targets, i)
         ag_loss_row_finish(
             &p.loss_rows[i], &targets, p.target_logits + i * targets.count, row.max, row.rest, p.transform.scale,
             p.label_smoothing, p.vocab, p.class_weight, p.class_sum, p.class_scale

@@ -12,7 +12,7 @@ cdef enum Reduction:
 ctypedef struct Outputs:
     # Results beside the loss, one number for each row; NULL for a result that is not requested. `correct` is one number.
     void *lse
-    void *log_prob                    # of rows with one target
+    void *log_prob                    # of each target: (rows, target_count)
     void *entropy
     int64_t *predicted
     int64_t *correct
@@ -33,6 +33,8 @@ ctypedef struct LossOptions:
     const double *token_weight        # (rows,)
     double label_smoothing
     double lse_square_scale
+    double logit_scale
+    double softcap                    # 0: none
     double temperature
     const double *temperatures        # (rows,); NULL: all are `temperature`
     Reduction reduction
@@ -41,7 +43,7 @@ ctypedef struct LossOptions:
     double grad_loss
     const double *grad_losses         # (rows,); NULL: all are `grad_loss`
     const double *grad_lse            # (rows,); NULL: 0
-    const double *grad_log_prob
+    const double *grad_log_prob       # (rows, target_count); NULL: 0
     const double *grad_entropy
     # Results. Floating ones are float64 if `is_double`, else float32.
     bint is_double
@@ -101,11 +103,28 @@ cdef inline double smoothing_term(
     return o.label_smoothing / classes * ag_smoothed_sum(log_sum, class_sum, deficit)
 
 
+cdef inline double target_grad(const LossOptions *o, Py_ssize_t i) noexcept nogil:
+    """Return the upstream gradient of the log-probability of target i of all, 0 for an ignored target."""
+    return 0 if o.grad_log_prob == NULL or target_at(o, i) == o.ignore_index else o.grad_log_prob[i]
+
+
+cdef inline bint has_target_grads(const LossOptions *o, Py_ssize_t row) noexcept nogil:
+    """Return whether a target of a row has an upstream gradient. The sum over the row's targets may be 0."""
+    cdef Py_ssize_t i
+    for i in range(row * o.target_count, (row + 1) * o.target_count if o.grad_log_prob != NULL else 0):
+        if target_grad(o, i) != 0:
+            return True
+    return False
+
+
 cdef inline ag_upstream upstream_of(const LossOptions *o, Py_ssize_t row, double square) noexcept nogil:
-    """Return the upstream gradients of a row; `square` is that of its squared lse."""
+    """Return the upstream gradients of a row that is not ignored; `square` is that of its squared lse."""
     cdef ag_upstream upstream
+    cdef Py_ssize_t i
     upstream.square, upstream.lse = square, number_of(o.grad_lse, row)
-    upstream.log_prob, upstream.entropy = number_of(o.grad_log_prob, row), number_of(o.grad_entropy, row)
+    upstream.log_prob, upstream.entropy = 0, number_of(o.grad_entropy, row)
+    for i in range(row * o.target_count, (row + 1) * o.target_count if o.grad_log_prob != NULL else 0):
+        upstream.log_prob += target_grad(o, i)
     return upstream
 
 
@@ -135,13 +154,23 @@ cdef inline void write_number(const LossOptions *o, void *results, Py_ssize_t i,
         (<float *>results)[i] = <float>value
 
 
-cdef inline void write_outputs(
-    const LossOptions *o, Py_ssize_t row, double lse, double log_prob, double entropy
-) noexcept nogil:
-    """Write the floating outputs of a row that are requested."""
+cdef inline void write_outputs(const LossOptions *o, Py_ssize_t row, double lse, double entropy) noexcept nogil:
+    """Write the floating outputs of a row that are requested, but for the log-probabilities of its targets."""
     write_number(o, o.outputs.lse, row, lse)
-    write_number(o, o.outputs.log_prob, row, log_prob)
     write_number(o, o.outputs.entropy, row, entropy)
+
+
+cdef inline void write_log_prob(const LossOptions *o, Py_ssize_t i, double log_prob) noexcept nogil:
+    """Write the log-probability of target i of all, 0 for an ignored target."""
+    write_number(o, o.outputs.log_prob, i, 0 if target_at(o, i) == o.ignore_index else log_prob)
+
+
+cdef inline void write_nothing(const LossOptions *o, Py_ssize_t row) noexcept nogil:
+    """Write the floating outputs of an ignored row."""
+    cdef Py_ssize_t i
+    write_outputs(o, row, 0, 0)
+    for i in range(row * o.target_count, (row + 1) * o.target_count):
+        write_number(o, o.outputs.log_prob, i, 0)
 
 
 cdef double *numeric_option(LossOptions *o, int i, const char **name) noexcept nogil

@@ -36,6 +36,12 @@ cdef double *numeric_option(LossOptions *o, int i, const char **name) noexcept n
     if i == 2:
         name[0] = "denominator"
         return &o.denominator
+    if i == 3:
+        name[0] = "logit_scale"
+        return &o.logit_scale
+    if i == 4:
+        name[0] = "softcap"
+        return &o.softcap
     return NULL
 
 

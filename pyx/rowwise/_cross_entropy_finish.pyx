@@ -32,10 +32,14 @@ from ascend_grad._loss_options cimport (
     grad_loss_of,
     has_square,
     has_upstream,
+    has_target_grads,
     smoothing_term,
     target_at,
+    target_grad,
     token_weight_of,
     upstream_of,
+    write_log_prob,
+    write_nothing,
     write_outputs,
 )
 from ascend_grad._rowwise_plan cimport A, Operand
@@ -48,7 +52,7 @@ cdef inline double inverse_of_row(const CrossEntropy *x, Py_ssize_t number) noex
     """Return the reciprocal temperature of a row."""
     if x.o.temperatures == NULL:
         return x.inverse_temperature
-    return inverse_of(x.o.temperatures[number], x.o.is_double)
+    return inverse_of(&x.o, x.o.temperatures[number])
 
 
 cdef inline double target_weight(const CrossEntropy *x, Py_ssize_t number, Py_ssize_t k, int64_t entry) noexcept nogil:
@@ -69,7 +73,7 @@ cdef void finish_ignored_row(CrossEntropy *x, Py_ssize_t number, Py_ssize_t i, R
     clear_gradient(i, r)
     r.stores[i] = False
     set_loss(x, number, 0, 0)
-    write_outputs(&x.o, number, 0, 0, 0)
+    write_nothing(&x.o, number)
     if x.predicted != NULL:
         x.predicted[number] = -1
 
@@ -107,6 +111,8 @@ cdef bint has_nan(const CrossEntropy *x, const char *row) noexcept nogil:
 cdef double lse_of(const CrossEntropy *x, Py_ssize_t i, double inverse, const Rows *r) noexcept nogil:
     """Return the lse of a row. It is the maximum if that is infinite, unless a logit is NaN, which maxima leave out."""
     if isinf(r.max[i]):
+        if x.s.p.is_transformed and (x.s.p.cap > 0 or x.s.p.inner == 0):
+            return NAN  # such logits are finite or NaN
         return NAN if has_nan(x, r.a[i]) else r.max[i]
     return r.max[i] * inverse + r.log_sum[i]
 
@@ -133,9 +139,11 @@ cdef void finish_row(CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
         set_loss(x, number, 0, 0)
     else:
         set_loss(x, number, token_weight * loss, token_weight * square if square != 0 else 0)
-    write_outputs(&x.o, number, lse, targets[0] - r.log_sum[i], r.log_sum[i] + mean_gap)
+    write_outputs(&x.o, number, lse, r.log_sum[i] + mean_gap)
+    for k in range(x.o.target_count if x.o.outputs.log_prob != NULL else 0):
+        write_log_prob(&x.o, number * x.o.target_count + k, targets[k] - r.log_sum[i])
     if x.return_grad:
-        set_gradient(x, i, weights, lse, mean_gap, reciprocal, inverse, r)
+        set_gradient(x, i, weights, lse, mean_gap, reciprocal, inverse * x.outer_slope, r)
 
 
 cdef void set_gradient(
@@ -143,7 +151,8 @@ cdef void set_gradient(
 ) noexcept nogil:
     """Set what the kernels read of a row's gradient, and the gradients at its targets.
 
-    `weights` is the sum of the weights of the targets, and `mean_gap` that of loss.h.
+    `weights` is the sum of the weights of the targets, `mean_gap` that of loss.h, and `inverse` the derivative of the
+    row's logits with respect to the input, but for the softcap's.
     """
     cdef Py_ssize_t number = r.numbers[i], k
     cdef double token_weight = token_weight_of(&x.o, number), grad_output = grad_loss_of(&x.o, number), grad_loss, smoothing
@@ -156,7 +165,7 @@ cdef void set_gradient(
     if grad_output != 0:
         grad_output *= token_weight
     upstream = upstream_of(&x.o, number, grad_output * x.square_share * x.o.lse_square_scale if grad_output != 0 else 0)
-    r.stores[i] = grad_output != 0 or has_upstream(&upstream)
+    r.stores[i] = grad_output != 0 or has_upstream(&upstream) or has_target_grads(&x.o, number)
     if not r.stores[i]:
         clear_gradient(i, r)
         return
@@ -171,6 +180,10 @@ cdef void set_gradient(
     r.smoothing[i] = smoothing * x.class_scale * inverse
     if r.slope != NULL:
         r.slope[i] = c.b * reciprocal * inverse
+    if x.o.target_prob != NULL and x.o.grad_log_prob != NULL:
+        for k in range(x.o.target_count):
+            r.weights[k] = grad_loss * r.weights[k] - target_grad(&x.o, number * x.o.target_count + k)
+        grad_loss, upstream.log_prob = 1, 0
     set_gradients_at_targets(x, i, grad_loss, upstream.log_prob, &c, mean_gap, reciprocal, inverse, r)
 
 
@@ -243,6 +256,9 @@ cdef void set_gradients_at_targets(
                 targets[k] -= c.s * class_weight_of(&x.o, r.entries[k])
     for k in range(x.o.target_count):
         targets[k] *= inverse
+    if r.target_slopes != NULL:
+        for k in range(x.o.target_count):
+            targets[k] *= r.target_slopes[i * x.o.target_count + k]
 
 
 cdef void finish_single_target_rows(CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
@@ -281,11 +297,15 @@ cdef void finish_single_target_rows(CrossEntropy *x, Py_ssize_t count, Rows *r) 
 cdef void finish_rows(CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
     """Compute the results of rows from their statistics, and the parameters of the gradient."""
     cdef Py_ssize_t i, k
-    cdef double inverse
+    cdef double inverse, value
     if x.is_single_target:
         finish_single_target_rows(x, count, r)
         return
     load_at_targets(x, count, r)
+    if r.target_slopes != NULL:
+        for k in range(count * x.o.target_count):
+            value = r.targets[k] / x.s.p.cap
+            r.target_slopes[k] = 1 - value * value
     for i in range(count):
         inverse = inverse_of_row(x, r.numbers[i])
         for k in range(i * x.o.target_count, (i + 1) * x.o.target_count):

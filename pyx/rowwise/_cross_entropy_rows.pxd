@@ -1,3 +1,4 @@
+from libc.math cimport INFINITY, fabs
 from libc.stdint cimport int64_t, uint8_t
 
 from ascend_grad._kernels cimport ag_bounded_factor
@@ -30,6 +31,7 @@ ctypedef struct Rows:
     double *smoothing
     double *slope                     # NULL: no upstream gradient of the entropy
     double *targets                   # (rows, K): logits relative to the maximum, then gradients at the targets
+    double *target_slopes             # (rows, K): derivatives of the softcap at the targets; NULL: there is none
     double *exp                       # (rows, K): exponentials of these logits, and memory to load and store elements
     int64_t *indices                  # targets of columns with a single target each; the memory of `exp`
     # Targets of one row: (K,), with room for a multiple of AG_MAX_LANES numbers.
@@ -62,7 +64,8 @@ ctypedef struct CrossEntropy:
     bint needs_deficit
     bint needs_moment
     double scale                      # that of all rows, unless there are temperatures
-    double inverse_temperature
+    double inverse_temperature        # with the factor of `factor_of`
+    double outer_slope                # of the gradient beside the inverse temperature and the softcap's derivative
     # Results of all rows in the workspace; NULL if they are not needed.
     double *loss_terms                # (rows,): with a reduction
     double *square_terms              # (rows,): with a reduction and a term of the squared lse
@@ -77,23 +80,51 @@ ctypedef struct CrossEntropy:
     ag_row_op sum                     # what SPLIT_SUM sums up
 
 
-cdef inline double inverse_of(double temperature, bint is_double) noexcept nogil:
-    """Return the reciprocal of a temperature, within the limits of the compute type.
+# Logits x become z = softcap tanh(logit_scale x / softcap) / temperature. A positive logit_scale without a softcap and the
+# temperature make one factor of the kernels. Otherwise tiles hold the logits before the temperature divides them.
+
+cdef inline double logit_scale_of(const LossOptions *o) noexcept nogil:
+    """Return the scale of logits, within the limits of the compute type."""
+    cdef double largest = ag_bounded_factor(INFINITY, o.is_double)
+    return min(max(o.logit_scale, -largest), largest)
+
+
+cdef inline double cap_of(const LossOptions *o) noexcept nogil:
+    """Return the softcap within the limits of the compute type, 0 for none."""
+    return ag_bounded_factor(o.softcap, o.is_double) if o.softcap > 0 else 0
+
+
+cdef inline double factor_of(const LossOptions *o) noexcept nogil:
+    """Return the positive part of the scale that is applied with the temperature."""
+    return 1 if o.softcap > 0 else ag_bounded_factor(fabs(o.logit_scale), o.is_double)
+
+
+cdef inline double inner_of(const LossOptions *o) noexcept nogil:
+    """Return the other part of the scale, by which tiles are multiplied, with a softcap the factor of tanh's argument."""
+    return logit_scale_of(o) / (cap_of(o) if o.softcap > 0 else factor_of(o))
+
+
+cdef inline bint is_transformed(const LossOptions *o) noexcept nogil:
+    return o.softcap > 0 or inner_of(o) != 1
+
+
+cdef inline double inverse_of(const LossOptions *o, double temperature) noexcept nogil:
+    """Return the factor of logits for a temperature, within the limits of the compute type.
 
     So no factor of a row that is not ignored is 0 or infinite.
     """
-    return 1 / ag_bounded_factor(temperature, is_double)
+    return factor_of(o) / ag_bounded_factor(temperature, o.is_double)
 
 
-cdef inline double scale_of(double temperature, bint is_double) noexcept nogil:
+cdef inline double scale_of(const LossOptions *o, double temperature) noexcept nogil:
     """Return the factor of logits, rounded to the kernels' compute type: float64 if `is_double`, else float32."""
-    cdef double scale = inverse_of(temperature, is_double)
-    return scale if is_double else <float>scale
+    cdef double scale = inverse_of(o, temperature)
+    return scale if o.is_double else <float>scale
 
 
 cdef inline double scale_of_all(const CrossEntropy *x) noexcept nogil:
     """Return the factor of all logits, 1 if rows have temperatures."""
-    return 1 if x.o.temperatures != NULL else scale_of(x.o.temperature, x.o.is_double)
+    return 1 if x.o.temperatures != NULL else scale_of(&x.o, x.o.temperature)
 
 
 cdef inline double row_weight(const LossOptions *o, Py_ssize_t number) noexcept nogil:

@@ -26,6 +26,9 @@ cdef void place_rows(const CrossEntropy *x, Rows *r, Arena *arena, char *base) n
     r.targets = <double *>arena_alloc(arena, size * x.o.target_count)
     r.exp = <double *>arena_alloc(arena, size * x.o.target_count)
     r.indices = <int64_t *>r.exp
+    r.target_slopes = NULL
+    if x.o.softcap > 0:
+        r.target_slopes = <double *>arena_alloc(arena, size * x.o.target_count)
     r.entries = <int64_t *>arena_alloc(arena, align_up(x.o.target_count, AG_MAX_LANES) * sizeof(double))
     r.weights = <double *>arena_alloc(arena, align_up(x.o.target_count, AG_MAX_LANES) * sizeof(double))
     r.equal = <double *>arena_alloc(arena, align_up(x.o.target_count, AG_MAX_LANES) * sizeof(double))
@@ -75,6 +78,8 @@ cdef Rows rows_from(const Rows *r, Py_ssize_t begin, Py_ssize_t targets) noexcep
     if part.slope != NULL:
         part.slope += begin
     part.targets += begin * targets
+    if part.target_slopes != NULL:
+        part.target_slopes += begin * targets
     part.exp += begin * targets
     part.indices = <int64_t *>part.exp
     part.numbers += begin
@@ -140,7 +145,7 @@ cdef void begin_rows(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, 
     number_rows(x, begin, count, True, r)
     for i in range(count):
         if x.o.temperatures != NULL:
-            scale = scale_of(x.o.temperatures[r.numbers[i]], x.o.is_double)
+            scale = scale_of(&x.o, x.o.temperatures[r.numbers[i]])
         r.scale[i] = 0 if is_ignored(&x.o, r.numbers[i]) else scale
 
 
@@ -193,7 +198,10 @@ cdef void swap_elements(char *elements, Py_ssize_t count, int itemsize) noexcept
 
 
 cdef void load_at_targets(const CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
-    """Set `r.targets` to the logits at the targets of rows, 0 for ignored targets. It overwrites `r.exp`."""
+    """Set `r.targets` to the logits at the targets of rows, as tiles hold them. It overwrites `r.exp`.
+
+    Ignored targets get 0.
+    """
     cdef const Operand *operand = &x.s.p.operands[A]
     cdef Py_ssize_t size = count * x.o.target_count, i
     cdef char *packed = <char *>(r.targets if operand.dtype == AG_FLOAT64 else r.exp)
@@ -201,11 +209,13 @@ cdef void load_at_targets(const CrossEntropy *x, Py_ssize_t count, Rows *r) noex
     copy_targets(x, r, count, A, packed)
     if operand.swapped:
         swap_elements(packed, size, operand.itemsize)
-    if operand.dtype == AG_FLOAT64:
-        return
-    if operand.dtype != AG_FLOAT32:
+    if operand.dtype != AG_FLOAT64 and operand.dtype != AG_FLOAT32:
         widened += size
         ag_widen(x.s.variant, operand.dtype, packed, widened, size)
+    if x.s.p.is_transformed:
+        x.kernels.transform(<char *>widened, size, x.s.p.inner, x.s.p.cap)
+    if operand.dtype == AG_FLOAT64:
+        return
     for i in range(size):
         r.targets[i] = widened[i]
 

@@ -16,7 +16,18 @@ from libc.stdint cimport int64_t
 from libc.string cimport memset
 
 from ascend_grad cimport _tasks
-from ascend_grad._cross_entropy_rows cimport CrossEntropy, Rows, inverse_of, place_rows, scale_of_all
+from ascend_grad._cross_entropy_rows cimport (
+    CrossEntropy,
+    Rows,
+    cap_of,
+    factor_of,
+    inner_of,
+    inverse_of,
+    is_transformed,
+    logit_scale_of,
+    place_rows,
+    scale_of_all,
+)
 from ascend_grad._cross_entropy_tasks cimport run_phases
 from ascend_grad._kernels cimport (
     AG_FLOAT64,
@@ -65,7 +76,7 @@ cdef bint is_single_target(const CrossEntropy *x) noexcept nogil:
     """Return whether rows have one target, one weight, and no other term or output but label smoothing without weights."""
     return not (
         x.o.target_prob != NULL or x.o.temperatures != NULL or x.o.grad_losses != NULL or has_square(&x.o)
-        or has_outputs(&x.o) or has_output_grads(&x.o) or (x.o.label_smoothing != 0 and x.o.class_weight != NULL)
+        or has_outputs(&x.o) or has_output_grads(&x.o) or is_transformed(&x.o) or (x.o.label_smoothing != 0 and x.o.class_weight != NULL)
     )
 
 
@@ -76,7 +87,7 @@ cdef ag_row_op plan_of(const CrossEntropy *x, Py_ssize_t classes, bint has_other
     """
     if (
         x.o.outputs.entropy != NULL or x.o.outputs.predicted != NULL or x.o.outputs.correct != NULL
-        or x.o.temperatures != NULL or x.o.grad_entropy != NULL
+        or x.o.temperatures != NULL or x.o.grad_entropy != NULL or is_transformed(&x.o)
     ):
         return AG_LOSS_EXP_OF_ROWS
     # The kernel of strips computes label smoothing. With every instruction set, strips have up to AG_STRIP_ROWS(2) rows.
@@ -91,12 +102,14 @@ cdef void prepare_loss(CrossEntropy *x, const Problem *p, int threads) noexcept 
     cdef Py_ssize_t most
     cdef Rows r
     cdef Arena arena
+    cdef Problem transformed = p[0]
+    transformed.is_transformed, transformed.inner, transformed.cap = is_transformed(&x.o), inner_of(&x.o), cap_of(&x.o)
     # Whole cache lines of a block of columns, if possible.
     most = max(<Py_ssize_t>1, min(<Py_ssize_t>MOST_ROWS, MOST_TARGETS // max(<Py_ssize_t>1, x.o.target_count)))
     if most > 64:
         most = most // 64 * 64
-    prepare(&x.s, p, threads)
-    limit_blocks(&x.s.plan, p, most)
+    prepare(&x.s, &transformed, threads)
+    limit_blocks(&x.s.plan, &x.s.p, most)
     x.kernels = loss_kernels(&x.s)
     x.is_single_target = is_single_target(x)
     x.needs_deficit = x.o.label_smoothing != 0
@@ -193,7 +206,8 @@ cdef int run_loss(CrossEntropy *x, bint default_threads, double *last_check) exc
     # The parts of the two terms of the loss that a row of weight 1 has in the result.
     x.loss_share = 0 if x.denominators[0] == 0 else 1 / x.denominators[0]
     x.square_share = 0 if x.denominators[1] == 0 else 1 / x.denominators[1]
-    x.scale, x.inverse_temperature = scale_of_all(x), inverse_of(x.o.temperature, x.o.is_double)
+    x.scale, x.inverse_temperature = scale_of_all(x), inverse_of(&x.o, x.o.temperature)
+    x.outer_slope = logit_scale_of(&x.o) / factor_of(&x.o)
     _tasks.run_team(run_phases, x, x.s.plan.threads, default_threads, last_check)
     return reduce_losses(x, last_check)
 

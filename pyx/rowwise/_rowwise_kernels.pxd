@@ -118,5 +118,7 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
                        double smoothing, double *losses, double *factors, double *at_targets,
                        Py_ssize_t count) noexcept nogil
         void (*single_target_strips)(const ag_tile *tile, const ag_single_target_columns *columns) noexcept nogil
+        void (*transform)(char *x, Py_ssize_t n, double inner, double cap) noexcept nogil
+        void (*apply_slopes)(const char *z, char *gradient, Py_ssize_t n, double cap) noexcept nogil
 
     const ag_loss_kernels *ag_rowwise_loss_kernels(ag_variant variant, ag_dtype dtype)

@@ -37,6 +37,9 @@ ctypedef struct Problem:
     Py_ssize_t[MAX_AXES] shape        # lengths of these axes, slowest first
     Operand[OPERANDS] operands
     double scale
+    bint is_transformed               # gathered tiles hold cap tanh(inner x) of inputs x, or inner x if cap is 0
+    double inner
+    double cap
 
 ctypedef struct Axes:
     # The axes that index the rows, as few as the strides of one operand allow.
@@ -71,7 +74,7 @@ ctypedef struct Plan:
     ag_dtype tile_dtype               # dtype of gathered tiles, see choose_tile_dtype
     int tile_itemsize
     # Offsets, in a thread's tiles, of the second input, the mask, and values of another dtype than the tile's. The
-    # first input is at offset 0, and the results overwrite it.
+    # first input is at offset 0, and the results overwrite it, unless it is transformed: they are in the second tile then.
     Py_ssize_t second_tile
     Py_ssize_t mask_tile
     Py_ssize_t converted_tile

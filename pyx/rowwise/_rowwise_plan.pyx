@@ -142,7 +142,7 @@ cdef bint describe(
     cdef Py_ssize_t size = size_of(a)
     if size == 0:
         return False
-    p.op = op
+    p.op, p.is_transformed = op, False
     p.dtype = <ag_dtype>a.dtype
     p.scale = scale if p.dtype == AG_FLOAT64 else ag_rounded_to_float32(scale)
     p.n = shape[dim] if a.ndim else 1
@@ -228,7 +228,7 @@ cdef inline bint is_used(const Problem *p, int operand) noexcept nogil:
 cdef bint is_direct(const Problem *p, int which, ag_dtype dtype, bint by_columns) noexcept nogil:
     """Return whether kernels for this dtype can read or write any range of an operand's rows in place."""
     cdef const Operand *operand = &p.operands[which]
-    if p.axes > 1 or operand.swapped or (which != MASK and operand.dtype != dtype) or (which == MASK and by_columns):
+    if p.is_transformed or p.axes > 1 or operand.swapped or (which != MASK and operand.dtype != dtype) or (which == MASK and by_columns):
         return False
     return (operand.strides[0] if by_columns else operand.dim_stride) == operand.itemsize
 
@@ -256,6 +256,8 @@ cdef Layout choose_layout(const Problem *p, const ag_row_kernels *kernels) noexc
     cdef int i, last = p.axes - 1, across = 0
     cdef Py_ssize_t itemsize = p.operands[A].itemsize, inner = p.shape[last]
     cdef bint native = all_native(p), rows = native, columns = native and has_columns(p.op), packed = True
+    if p.is_transformed:
+        return ROW_TILES
     for i in range(OPERANDS):
         if not is_used(p, i):
             continue
@@ -318,8 +320,11 @@ cdef bint is_transposed(const Problem *p) noexcept nogil:
 # ---- the plan --------------------------------------------------------------------------------------------------------
 
 cdef ag_dtype choose_tile_dtype(const Problem *p) noexcept nogil:
-    """Return the dtype of the kernels: the inputs' dtype, or its compute type if the result has another dtype."""
-    if p.operands[OUT].dtype == p.dtype:
+    """Return the dtype of the kernels: the inputs' dtype, or its compute type if the result has another dtype.
+
+    Transformed inputs have the compute type, too.
+    """
+    if p.operands[OUT].dtype == p.dtype and not p.is_transformed:
         return p.dtype
     return AG_FLOAT64 if p.dtype == AG_FLOAT64 else AG_FLOAT32
 
@@ -468,7 +473,7 @@ cdef void place_tiles(Plan *plan, const Problem *p) noexcept nogil:
     if not (plan.direct[A] and plan.direct[OUT]):
         size = align_up(count * plan.tile_itemsize, ALIGNMENT)
     plan.second_tile = size
-    if has_b(p.op) and not plan.direct[B]:
+    if (has_b(p.op) and not plan.direct[B]) or p.is_transformed:
         size += align_up(count * plan.tile_itemsize, ALIGNMENT)
     plan.mask_tile = size
     if has_mask(p.op) and not plan.direct[MASK]:

@@ -308,7 +308,8 @@ cdef void combine_max(const Schedule *s, Py_ssize_t row) noexcept nogil:
 
 
 # ---- tiles -----------------------------------------------------------------------------------------------------------
-# A tile is in place, or gathered into the thread's or task's buffer, where the results overwrite the first input.
+# A tile is in place, or gathered into the thread's or task's buffer, where the results overwrite the first input, unless
+# it is transformed.
 
 cdef void columns_of(const Schedule *s, Py_ssize_t block, Py_ssize_t *begin, Py_ssize_t *end) noexcept nogil:
     """Set the range of a block's columns, which are numbered as rows of the problem.
@@ -394,7 +395,7 @@ cdef void gather(
     if s.plan.direct[OUT]:
         tile.out = address_of(s, OUT, begin, k, &tile.out_stride)
     else:
-        tile.out = tiles
+        tile.out = tiles + s.plan.second_tile if s.p.is_transformed else tiles
         tile.out_stride = pitch * s.plan.tile_itemsize
     tile.rows = rows
     tile.n = length
@@ -427,6 +428,8 @@ cdef char *gather_operand(
             s.variant, operand.dtype, tiles + s.plan.converted_tile, <float *>to,
             pitch * (length if s.plan.by_columns else end - begin)
         )
+    if s.p.is_transformed:
+        loss_kernels(s).transform(to, pitch * (end - begin), s.p.inner, s.p.cap)
     return to
 
 
@@ -439,6 +442,8 @@ cdef void scatter(
     cdef char *dense = tile.out
     if s.plan.direct[OUT]:
         return
+    if s.p.is_transformed and s.p.cap > 0:
+        loss_kernels(s).apply_slopes(tile.a, tile.out, pitch * rows, s.p.cap)
     if out.dtype != s.plan.tile_dtype:
         dense = tiles + s.plan.converted_tile
         ag_convert(

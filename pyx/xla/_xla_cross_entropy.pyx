@@ -2,7 +2,7 @@
 
 A call names its arguments and results as `cross_entropy` does. Its attributes are ``arguments``, ``results``,
 ``reduction``, ``ignore_index``, ``num_threads`` (0: the default), ``axis`` (counted from the end) and the options that are
-numbers; 0 stands for no ``denominator``.
+numbers; 0 stands for no ``denominator`` and no ``softcap``.
 """
 
 from cpython.pycapsule cimport PyCapsule_New

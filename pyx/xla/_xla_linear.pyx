@@ -101,7 +101,6 @@ cdef void set_layer_options(LinearCall *call, int64_t rows, int64_t vocab) noexc
     cdef Loss *x = &call.x
     cdef const ag_xla_buffer *bias_grad = result(c, "bias_grad")
     x.p.filter_eps = setting(c, "filter_eps")
-    x.p.transform.scale, x.p.transform.softcap = setting(c, "logit_scale"), setting(c, "softcap")
     x.bias = doubles(c, "bias", 1, &vocab)
     x.lse, x.entropy = doubles(c, "lse", 1, &rows), doubles(c, "entropy", 1, &rows)
     x.with_bias_grad = bias_grad != NULL

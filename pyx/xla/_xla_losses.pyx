@@ -305,20 +305,20 @@ cdef void set_options(
     if is_number and o.grad_losses != NULL:
         o.grad_loss, o.grad_losses = o.grad_losses[0], NULL
     require(c, o.reduction == REDUCTION_NONE or o.grad_losses == NULL)
-    o.grad_lse, o.grad_log_prob = doubles(c, "grad_lse", rank, dims), doubles(c, "grad_log_prob", rank, dims)
-    o.grad_entropy = doubles(c, "grad_entropy", rank, dims)
-    require(c, o.target_prob == NULL or o.grad_log_prob == NULL)
+    o.grad_lse, o.grad_entropy = doubles(c, "grad_lse", rank, dims), doubles(c, "grad_entropy", rank, dims)
+    if c.fits:
+        o.grad_log_prob = doubles(c, "grad_log_prob", c.target.rank, c.target.dims)
 
 
 cdef void set_results(LossCall *c, LossOptions *o, int64_t rank, const int64_t *dims) noexcept nogil:
     """Set the addresses of the loss and of its outputs. `o.is_double` is set."""
     cdef int dtype = AG_FLOAT64 if o.is_double else AG_FLOAT32
     o.loss = numbers(c, "loss", dtype, rank if o.reduction == REDUCTION_NONE else 0, dims)
-    o.outputs.lse, o.outputs.log_prob = numbers(c, "lse", dtype, rank, dims), numbers(c, "log_prob", dtype, rank, dims)
-    o.outputs.entropy = numbers(c, "entropy", dtype, rank, dims)
+    o.outputs.lse, o.outputs.entropy = numbers(c, "lse", dtype, rank, dims), numbers(c, "entropy", dtype, rank, dims)
+    if c.fits:
+        o.outputs.log_prob = numbers(c, "log_prob", dtype, c.target.rank, c.target.dims)
     o.outputs.predicted, o.outputs.correct = integers(c, "predicted", rank, dims), integers(c, "correct", 0, NULL)
-    # log_prob and correct exist only for rows with a single target.
-    require(c, o.target_prob == NULL or (o.outputs.log_prob == NULL and o.outputs.correct == NULL))
+    require(c, o.target_prob == NULL or o.outputs.correct == NULL)
 
 
 cdef void write_integer_results(LossCall *c, const LossOptions *o) noexcept nogil:

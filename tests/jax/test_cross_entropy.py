@@ -28,6 +28,12 @@ OPTIONS: dict[str, tuple[dict[str, Any], int]] = {
     "weights": ({"class_weight": "classes", "token_weight": "rows", "lse_square_scale": 1e-2}, 0),
     "smoothing": ({"class_weight": "classes", "label_smoothing": 0.2, "temperature": 0.7, "outputs": EVERY}, 0),
     "temperatures": ({"temperature": "rows", "outputs": ("entropy", "log_prob")}, 0),
+    "scaled": ({"logit_scale": 0.6, "outputs": ("lse",)}, 0),
+    "transformed": (
+        {"softcap": 2.5, "logit_scale": -0.7, "temperature": "rows", "outputs": ("entropy", "log_prob")},
+        0,
+    ),
+    "several log-probabilities": ({"target_prob": 0, "outputs": ("log_prob",), "softcap": 3.0}, 4),
     "sparse": ({"temperature": "rows", "class_weight": "classes", "outputs": ("predicted", "lse", "entropy")}, 3),
 }
 SHAPES = (((7,), 0), ((5, 9), -1), ((3, 70, 6), 1), ((40, 3), 0))

@@ -26,8 +26,7 @@ def arguments(option, dtype="float64", reduction="mean"):
     random = generator("gradients over ranks", option)
     a |= {"lse": statistics.lse, "entropy": statistics.entropy}
     for name in ("grad_lse", "grad_log_prob", "grad_entropy"):
-        if "target_prob" not in a or name != "grad_log_prob":
-            a[name] = random.standard_normal(SHAPE.BT)
+        a[name] = random.standard_normal(a["target"].shape if name == "grad_log_prob" else SHAPE.BT)
     return a
 
 

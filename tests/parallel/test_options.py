@@ -128,7 +128,7 @@ def calls(draw):
         "bias": random.standard_normal(shape.V),
         "logit_scale": -1.2,
         "softcap": 3.0,
-        "outputs": ("lse", "entropy", "predicted", *(() if several else ("log_prob", "correct"))),
+        "outputs": ("lse", "entropy", "predicted", "log_prob", *(() if several else ("correct",))),
     }
     names = draw(st.lists(st.sampled_from(sorted(options)), unique=True))
     call = {
@@ -137,7 +137,7 @@ def calls(draw):
         "target": target,
         "ignore_index": -7,
         "reduction": draw(st.sampled_from(["mean", "sum", "none"])),
-        **({"target_prob": random.random((shape.BT, 2))} if several else {}),
+        **({"target_prob": draw(st.sampled_from([0, random.random((shape.BT, 2))]))} if several else {}),
         **{name: options[name] for name in names},
     }
     if call["reduction"] == "none":
@@ -159,17 +159,19 @@ def test_any_options(drawn, deterministic):
             np.testing.assert_allclose(value, expected, rtol=1e-12, atol=1e-12, err_msg=name)
 
 
-@pytest.mark.parametrize("option", ["outputs", "token weights alone", "cap", "classes and smoothing", "all"])
+@pytest.mark.parametrize(
+    "option", ["outputs", "token weights alone", "cap", "classes and smoothing", "several log-probabilities", "all"]
+)
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_gradients_of_outputs(option, backend, dtype):
     """Upstream gradients of outputs add to the gradients."""
     a = arguments(option, dtype, "none")
     random = generator("gradients of outputs", option)
-    upstream = {name: random.standard_normal(41) for name in ("grad_lse", "grad_log_prob", "grad_entropy")}
-    if "target_prob" in a:
-        del upstream["grad_log_prob"]
+    upstream = {name: random.standard_normal(41) for name in ("grad_lse", "grad_entropy")}
     counted = (a["target"] != -7).reshape(41, -1).any(-1)
     right = {name: np.where(counted, each, 0) for name, each in upstream.items()}
+    upstream["grad_log_prob"] = random.standard_normal(a["target"].shape)
+    right["grad_log_prob"] = np.where(a["target"] != -7, upstream["grad_log_prob"], 0)
     for each in whole_with_options(with_options(a | upstream, CUTS, backend=backend)):
         check(each, a, dtype, **right)
     for each in whole_of_grid(on_grid_with_options(a | upstream, [0, 17, 50], ROWS, backend=backend), "none"):

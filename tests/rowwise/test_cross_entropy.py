@@ -42,12 +42,23 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"grad_lse": "rows", "grad_log_prob": "rows", "grad_entropy": "rows", "label_smoothing": 0.1, "reduction": "sum"},
     {"grad_entropy": "rows", "grad_loss": 0.0, "temperature": "rows"},
     {"grad_entropy": "rows", "grad_log_prob": "rows", "class_weight": "classes", "label_smoothing": 0.2},
+    {"logit_scale": 0.4},
+    {"logit_scale": 1.7, "temperature": "rows", "label_smoothing": 0.1, "outputs": ("lse",)},
+    {"logit_scale": -1.3, "outputs": OUTPUTS, "grad_lse": "rows"},
+    {"logit_scale": 0.0, "reduction": "none", "grad_log_prob": "rows"},
+    {"softcap": 20.0, "outputs": OUTPUTS},
+    {"softcap": 2.0, "logit_scale": -0.7, "temperature": "rows", "class_weight": "classes", "label_smoothing": 0.2},
+    {"softcap": 1.5, "grad_entropy": "rows", "grad_lse": "rows", "grad_log_prob": "rows", "lse_square_scale": 0.1},
 )
 SPARSE: tuple[dict[str, Any], ...] = (
     {},
     {"class_weight": "classes", "label_smoothing": 0.3, "reduction": "none", "outputs": ("lse", "entropy")},
     {"temperature": "rows", "token_weight": "rows", "lse_square_scale": 1e-2, "outputs": ("predicted",)},
     {"grad_lse": "rows", "grad_entropy": "rows", "token_weight": "rows"},
+    {"target_prob": 0, "outputs": ("log_prob",), "grad_log_prob": "targets"},
+    {"outputs": ("log_prob", "lse"), "grad_log_prob": "targets", "grad_entropy": "rows", "label_smoothing": 0.1},
+    {"target_prob": 0.0, "grad_loss": 0.0, "grad_log_prob": "targets", "softcap": 3.0, "temperature": "rows"},
+    {"logit_scale": -0.8, "softcap": 2.5, "class_weight": "classes", "outputs": ("log_prob", "entropy")},
 )
 
 
@@ -117,14 +128,18 @@ def test_random_calls(cpu_engines, data):
         "label_smoothing": (0.0, 0.1, 1.0),
         "lse_square_scale": (0.0, 0.01),
         "temperature": (1.0, 2.5, "rows"),
-        "outputs": ((), ("lse",), ("entropy", "lse"), ("predicted",)),
+        "logit_scale": (1.0, 1.0, 0.6, -1.5),
+        "softcap": (None, None, 30.0),
+        "outputs": ((), ("lse",), ("entropy", "lse"), ("predicted",), ("log_prob",)),
         "grad_lse": (None, "rows"),
-        "grad_log_prob": (None,) if K else (None, "rows"),
+        "grad_log_prob": (None, "targets"),
         "grad_entropy": (None, "rows"),
     }
     options = {name: data.draw(st.sampled_from(values), label=name) for name, values in choices.items()}
     if options["reduction"] == "none":
         options["grad_loss"] = data.draw(st.sampled_from((1.0, "rows")))
+    if K and data.draw(st.booleans(), label="no probabilities"):
+        options["target_prob"] = 0
     arguments = random_arguments("random", shape, axis, dtype, options=options, K=K)
     arguments["input"] = in_layout(arguments["input"], data.draw(st.sampled_from(LAYOUTS)))
     right = cross_entropy_oracles.expected(**arguments)
@@ -157,7 +172,7 @@ def same_bits(results: list[LossResult]) -> bool:
     ],
 )
 def test_threads_and_layouts_have_equal_bits(shape, axis, dtype, cpu_engines):
-    for number in (0, 1, 3, 4, 8, 9):
+    for number in (0, 1, 3, 4, 8, 9, 15, 17, 20):
         arguments = random_arguments(number, shape, axis, dtype, options=OPTIONS[number])
         right = cross_entropy_oracles.expected(**arguments)
         ways = [
@@ -297,7 +312,7 @@ def assert_slopes(function, x, gradient):
 
 
 def test_finite_differences(cpu_engine):
-    for options, K in [(OPTIONS[3], 0), (OPTIONS[7], 0), (SPARSE[2], 2)]:
+    for options, K in [(OPTIONS[3], 0), (OPTIONS[7], 0), (OPTIONS[20], 0), (SPARSE[2], 2), (SPARSE[7], 2)]:
         arguments = random_arguments("differences", (4, 6), -1, "float64", options=options, K=K)
         x, upstream = arguments["input"], arguments.get("grad_loss", 1.0)
         gradient = cpu_engine.call("cross_entropy", **arguments).input_grad
@@ -312,13 +327,14 @@ def test_finite_differences(cpu_engine):
 def test_finite_differences_of_outputs(cpu_engine):
     names = ("lse", "log_prob", "entropy")
     options = {f"grad_{name}": "rows" for name in names} | {"temperature": "rows", "outputs": names}
-    arguments = random_arguments("outputs", (4, 6), -1, "float64", options=options)
+    for further, K in (({}, 0), ({"softcap": 2.0}, 0), ({"grad_log_prob": "targets", "target_prob": 0}, 3)):
+        arguments = random_arguments("outputs", (4, 6), -1, "float64", options=options | further, K=K)
 
-    def total(moved):
-        result = cpu_engine.call("cross_entropy", **arguments | {"input": moved}, return_grad=False)
-        return result.loss + sum(np.sum(arguments[f"grad_{name}"] * getattr(result, name)) for name in names)
+        def total(moved, arguments=arguments):
+            result = cpu_engine.call("cross_entropy", **arguments | {"input": moved}, return_grad=False)
+            return result.loss + sum(np.sum(arguments[f"grad_{name}"] * getattr(result, name)) for name in names)
 
-    assert_slopes(total, arguments["input"], cpu_engine.call("cross_entropy", **arguments).input_grad)
+        assert_slopes(total, arguments["input"], cpu_engine.call("cross_entropy", **arguments).input_grad)
 
 
 def test_gradients_of_outputs_of_few_rows_or_logits(cpu_engines):
@@ -907,8 +923,9 @@ def test_faults_of_two_arguments():
     sparse = GOOD | {"target": np.array([[0], [2]]), "target_prob": np.ones((2, 1), np.float32)}
     for arguments, text in (
         (sparse | {"outputs": ("correct",)}, "no output of a single target, as target_prob is given"),
-        (sparse | {"outputs": ("log_prob",)}, "no output of a single target, as target_prob is given"),
-        (sparse | {"grad_log_prob": np.ones(2)}, "grad_log_prob: expected None, as target_prob is given"),
+        (sparse | {"grad_log_prob": np.ones(2)}, r"grad_log_prob: expected shape \(2, 1\) as target has, got \(2,\)"),
+        (sparse | {"target_prob": 1.0}, r"target_prob: expected shape \(2, 1\) as target has, got \(\)"),
+        (GOOD | {"target_prob": 0}, r"target: expected shape \(2, K\), K entries for each row of input"),
         (sparse | {"target_prob": np.ones((2, 2), np.float32)}, "target_prob: expected shape"),
         (GOOD | {"return_grad": False, "out": np.ones((2, 3))}, "out: expected None"),
         (GOOD | {"axis": 0}, r"target: expected shape \(3,\), that of input without axis 0, got \(2,\)"),

@@ -32,6 +32,8 @@ def expected(
     lse_square_scale: float = 0.0,
     temperature: Any = 1.0,
     denominator: float | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
     grad_loss: Any = 1.0,
     grad_lse: np.ndarray | None = None,
     grad_log_prob: np.ndarray | None = None,
@@ -42,7 +44,8 @@ def expected(
     x = rows_last(input, axis)
     count, vocabulary = x.shape
     entries = np.asarray(target).reshape(count, -1)
-    prob = np.ones(entries.shape) if target_prob is None else np.asarray(target_prob, np.float64).reshape(entries.shape)
+    prob = np.ones(entries.shape) if target_prob is None else np.asarray(target_prob, np.float64)
+    prob = prob.reshape(entries.shape) if prob.ndim else np.zeros(entries.shape)
     c = np.ones(vocabulary, LONG) if class_weight is None else np.asarray(class_weight).astype(np.float64).astype(LONG)
     each = {"token": token_weight, "temperature": temperature, "grad": grad_loss}
     r, tau, g = (
@@ -51,8 +54,11 @@ def expected(
     )
     above = [
         np.zeros(count, LONG) if each is None else np.asarray(each).astype(np.float64).reshape(-1).astype(LONG)
-        for each in (grad_lse, grad_log_prob, grad_entropy)
+        for each in (grad_lse, grad_entropy)
     ]
+    of_targets = np.zeros(entries.shape, LONG)
+    if grad_log_prob is not None:
+        of_targets += np.asarray(grad_log_prob).astype(np.float64).reshape(entries.shape)
     s, live = LONG(label_smoothing), ~np.all(entries == ignore_index, axis=-1)
     by_class = target_prob is None
     shares = [LONG(1), LONG(1)]
@@ -70,12 +76,15 @@ def expected(
     }
     losses, squares = np.zeros((2, count), LONG)
     for i in np.flatnonzero(live):
-        z = x[i] / tau[i]
+        z, slope = LONG(logit_scale) * x[i] / tau[i], LONG(logit_scale) / tau[i]
+        if softcap is not None:
+            value = np.tanh(LONG(logit_scale) * x[i] / LONG(softcap))
+            z, slope = LONG(softcap) * value / tau[i], slope * (1 - value**2)
         shifted = z - np.max(z)
         lse = np.max(z) + np.log(np.sum(np.exp(shifted)))
         log_p = shifted - np.log1p(np.sum(np.sort(np.exp(shifted))[:-1]))
         p = np.exp(log_p)
-        results["lse"][i], results["predicted"][i] = lse, np.argmax(x[i])
+        results["lse"][i], results["predicted"][i] = lse, np.argmax(z)
         results["entropy"][i] = -np.sum(np.where(p == 0, 0, p * log_p))
         w = np.zeros(vocabulary, LONG)
         for k, entry in enumerate(entries[i]):
@@ -92,24 +101,25 @@ def expected(
             squares[i] = r[i] * scale * lse**2 if scale else 0
         if g[i] * r[i]:
             a = (np.sum(w) + smoothing * np.sum(c)) * shares[0] + 2 * scale * (lse * shares[1] if scale else 0)
-            results["input_grad"][i] = g[i] * r[i] * (a * p - (w + smoothing * c) * shares[0]) / tau[i]
-        of_lse, of_log_prob, of_entropy = (each[i] for each in above)
-        of_outputs = (of_lse - of_log_prob) * p
-        if of_log_prob:
-            of_outputs[entries[i, 0]] += of_log_prob  # of a single target
+            results["input_grad"][i] = g[i] * r[i] * (a * p - (w + smoothing * c) * shares[0]) * slope
+        of_lse, of_entropy = (each[i] for each in above)
+        of_outputs = of_lse * p
+        for k in np.flatnonzero((entries[i] != ignore_index) & (of_targets[i] != 0)):
+            of_outputs -= of_targets[i, k] * p
+            of_outputs[entries[i, k]] += of_targets[i, k]
         if of_entropy:
             of_outputs -= of_entropy * np.where(p == 0, 0, p * (log_p + results["entropy"][i]))
-        if of_lse or of_log_prob or of_entropy:
-            results["input_grad"][i] += of_outputs / tau[i]
+        if of_lse or np.any(of_targets[i]) or of_entropy:
+            results["input_grad"][i] += of_outputs * slope
     if reduction == "none":
         results["loss"] = losses + squares
     else:
         nothing = reduction == "mean" and not shares[0]
         results["loss"] = np.asarray(np.nan if nothing else np.sum(losses) * shares[0] + np.sum(squares) * shares[1])
     results["correct"] = np.asarray(np.sum(live & (results["predicted"] == entries[:, 0])))
-    results["log_prob"] = results["log_prob"][:, 0]  # of a single target
+    results["log_prob"] = results["log_prob"].reshape(np.shape(target))
     rows = np.shape(target) if target_prob is None else np.shape(target)[:-1]
-    for name in ("lse", "log_prob", "entropy", "predicted", *(["loss"] if reduction == "none" else [])):
+    for name in ("lse", "entropy", "predicted", *(["loss"] if reduction == "none" else [])):
         results[name] = results[name].reshape(rows)
     shape = np.atleast_1d(np.asarray(input)).shape
     moved = tuple(np.moveaxis(np.empty(shape), axis, -1).shape)
@@ -122,7 +132,7 @@ def random_arguments(
 ) -> dict[str, Any]:
     """Make arguments with ignored rows, and sparse targets if K > 0.
 
-    The options "rows" and "classes" stand for random positive arrays.
+    The options "rows", "classes" and "targets" stand for random positive arrays.
     """
     random = generator("cross_entropy", key, shape, axis, dtype, K)
     rows = tuple(length for place, length in enumerate(shape) if place != axis % len(shape))
@@ -138,8 +148,9 @@ def random_arguments(
     if K:
         arguments["target_prob"] = random.random(targets).astype(accumulator)
     for name, value in (options or {}).items():
-        if isinstance(value, str) and value in ("rows", "classes"):
-            value = np.asarray(random.random(rows if value == "rows" else vocabulary) + 0.25, accumulator)
+        if isinstance(value, str) and value in ("rows", "classes", "targets"):
+            lengths = {"rows": rows, "classes": vocabulary, "targets": targets}
+            value = np.asarray(random.random(lengths[value]) + 0.25, accumulator)
         arguments[name] = value
     return arguments
 

@@ -49,7 +49,7 @@ STAGES = {
     "rows": (
         *("settings", "null", "dtype", "axis", "rank", "shape", "reduction", "grad_loss", "ignore_index"),
         *("class_weight", "token_weight", "label_smoothing", "lse_square_scale", "temperature", "denominator"),
-        *("outputs", "return_grad", "temperature values", "target", "out"),
+        *("logit_scale", "softcap", "outputs", "return_grad", "temperature values", "target", "out"),
     ),
 }
 
@@ -107,7 +107,7 @@ def _foreign(stage: str, name: str, *, fine: tuple[str, ...] = ()) -> Iterator[F
 
 def _of_array(draw: Draw, sample: Sample, stage: str, name: str) -> Iterator[Fault]:
     """Yield faults of an array with a number for each row or entry, whether or not the call has it."""
-    rows = _rows_of(sample)
+    rows = sample.arrays["target"].shape if name == "grad_log_prob" else _rows_of(sample)
     if name not in OF_ROWS:
         array = sample.arrays["input"]
         axis = int(sample.arguments.get("axis", -1))
@@ -198,9 +198,6 @@ def _temperature_values(draw: Draw, sample: Sample) -> Iterator[Fault]:
 def _statistics(draw: Draw, sample: Sample) -> Iterator[Fault]:
     if sample.arguments.get("grad_entropy") is not None:
         yield Fault("statistics", "entropy", "None", constant(None), NULL, "entropy")
-    if sample.arguments.get("target_prob") is not None:
-        of_rows = np.ones(_rows_of(sample))
-        yield Fault("statistics", "grad_log_prob", "of several", constant(of_rows), INVALID, "grad_log_prob")
 
 
 def _upstream(draw: Draw, sample: Sample) -> Iterator[Fault]:
@@ -213,8 +210,7 @@ def _outputs(draw: Draw, sample: Sample) -> Iterator[Fault]:
     yield from _each("outputs", "outputs", wrong, INVALID)
     yield from _each("outputs", "outputs", foreign, TYPE)
     if sample.arguments.get("target_prob") is not None:
-        of_one = {"of one target": ("log_prob",), "counts": ("entropy", "correct")}
-        yield from _each("outputs", "outputs", of_one, INVALID)
+        yield from _each("outputs", "outputs", {"counts": ("entropy", "correct")}, INVALID)
 
 
 def _target_values(draw: Draw, sample: Sample) -> Iterator[Fault]:

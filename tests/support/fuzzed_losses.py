@@ -69,11 +69,15 @@ def draw_options(draw: Draw, arrays: Arrays, rows: tuple[int, ...], classes: int
             options["temperature"] = arrays.floats(rows, 0.5, 4)
     if draw.chance(0.2):
         options["denominator"] = draw.choice((None, 1, 7.5, np.float32(1000)))
+    if draw.chance(0.3):
+        options["logit_scale"] = draw.choice((1, 0.5, -1.25, 0, np.float32(2)))
+    if draw.chance(0.3):
+        options["softcap"] = draw.choice((None, 1, 5.0, 30, np.float16(50)))
     return options
 
 
 def draw_outputs(draw: Draw, arguments: dict[str, Any]) -> tuple[str, ...] | list[str]:
-    names = [name for name in OUTPUTS if "target_prob" not in arguments or name not in ("log_prob", "correct")]
+    names = [name for name in OUTPUTS if "target_prob" not in arguments or name != "correct"]
     return draw.choice((tuple, list))(draw.sample(names, draw.randrange(len(names) + 1)))
 
 
@@ -122,10 +126,6 @@ def draw_linear(draw: Draw, dtype: str, shape: list[int], case: str) -> tuple[di
     arguments |= draw_options(draw, arrays, (sizes.BT,), sizes.V)
     if draw.chance(0.4):
         arguments["bias"] = arrays.floats((sizes.V,), -1, 1)
-    if draw.chance(0.3):
-        arguments["logit_scale"] = draw.choice((1, 0.5, -1.25, 0, np.float32(2)))
-    if draw.chance(0.3):
-        arguments["softcap"] = draw.choice((None, 1, 5.0, 30, np.float16(50)))
     draw_grad_loss(draw, arrays, arguments, (sizes.BT,))
     if case == "options":
         if draw.chance(0.2):
@@ -141,8 +141,9 @@ def draw_upstream(draw: Draw, arrays: Arrays, arguments: dict[str, Any], sizes: 
     arguments["lse"] = arrays.floats((sizes.BT,), 1, 4)
     of_loss_alone = arguments.get("grad_loss") is not None and draw.chance(0.6)
     for name in UPSTREAM:
-        if not of_loss_alone and draw.chance(0.4) and not (name == "grad_log_prob" and "target_prob" in arguments):
-            arguments[name] = arrays.floats((sizes.BT,), -1, 1, zeros=0.2)
+        if not of_loss_alone and draw.chance(0.4):
+            shape = arguments["target"].shape if name == "grad_log_prob" else (sizes.BT,)
+            arguments[name] = arrays.floats(shape, -1, 1, zeros=0.2)
     if all(arguments.get(name) is None for name in ("grad_loss", *UPSTREAM)):
         arguments["grad_lse"] = arrays.floats((sizes.BT,), -1, 1, zeros=0.2)
     if "grad_entropy" in arguments or draw.chance(0.1):
@@ -171,6 +172,15 @@ class _Call(NamedTuple):
         bound = np.where(self.live, np.where(self.known, expected.bound, np.inf), 0)
         return _claimed(values.reshape(self.rows), bound.reshape(self.rows))
 
+    def log_prob(self) -> Expected:
+        """Return the log-probabilities of the targets, 0 for ignored targets."""
+        entries = np.maximum(self.terms.entries, 0)
+        values, bound = (np.take_along_axis(each, entries, -1) for each in self.statistics.negative_log_prob)
+        values = np.where(self.terms.entries >= 0, -values, 0)
+        bound = np.where(self.terms.entries >= 0, np.where(self.known[:, None], bound, np.inf), 0)
+        shape = self.arguments["target"].shape
+        return _claimed(values.reshape(shape), bound.reshape(shape))
+
     def loss(self) -> Expected:
         first, second = loss_bounds.losses(self.p, self.statistics, self.terms)
         claimed = self.known | (self.terms.token_weight == 0)
@@ -193,13 +203,18 @@ class _Call(NamedTuple):
         of_loss, of_square = (
             np.where(token == 0, 0, self.grad / each if each else 0 * self.grad) for each in self.over
         )
-        upstream = []
+        upstream, entries = [], self.terms.entries
         for name in UPSTREAM:
-            given = self.arguments[name]
-            upstream.append(np.where(self.live, 0 if given is None else widen(given, self.p.wide), 0))
+            given = np.zeros(1) if self.arguments[name] is None else self.arguments[name]
+            there = entries >= 0 if name == "grad_log_prob" else self.live[:, None]
+            given = np.broadcast_to(
+                widen(given, self.p.wide).reshape(-1, there.shape[1] if given.size > 1 else 1), there.shape
+            )
+            upstream.append(np.where(there, given, 0))
         present = of_loss != 0
         for each in upstream:
-            present = present | (each != 0)
+            present = present | (each != 0).any(-1)
+        upstream = [each if name == "grad_log_prob" else each[:, 0] for name, each in zip(UPSTREAM, upstream)]
         present &= self.live
         value, error = loss_bounds.gradient_of_logits(
             self.p, self.statistics, self.terms, of_loss, of_square, *upstream
@@ -262,10 +277,9 @@ def _call(
 def _with_outputs(call: _Call, logits: np.ndarray, error: np.ndarray, results: dict[str, np.ndarray]) -> dict[str, Any]:
     """Return the loss and the outputs. Predictions are near the largest logits, and `correct` follows from them."""
     rows, entries = call.statistics, np.maximum(call.terms.entries[:, 0], 0)
-    nll = Expected(*(np.take_along_axis(each, entries[:, None], -1)[:, 0] for each in rows.negative_log_prob))
     found: dict[str, Any] = {"loss": call.loss()}
     found["lse"], found["entropy"] = call.of_rows(rows.lse), call.of_rows(rows.entropy)
-    found["log_prob"] = call.of_rows(Expected(-nll.values, nll.bound))
+    found["log_prob"] = call.log_prob()
     if "predicted" in results:
         found["predicted"] = call.entries(logits, error, results["predicted"])
     if "correct" in results:
@@ -291,16 +305,25 @@ def expected_of_rows(arguments: dict[str, Any], results: dict[str, np.ndarray]) 
     rows = shape if x.ndim else ()
     count = int(np.prod(shape, dtype=np.int64))
     logits = moved.reshape(count, classes)
-    temperature = np.broadcast_to(widen(np.asarray(a["temperature"]), p.wide).reshape(-1), count)[:, None]
+    temperature = np.broadcast_to(widen(np.asarray(a["temperature"]), p.wide).reshape(-1), count)
     if not classes:  # then there are no rows
-        logits, temperature = np.zeros((0, 1), p.wide), np.ones((0, 1), p.wide)
-    z = logits / temperature
-    error = 4 * p.eps * np.abs(z) if np.any(temperature != 1) else np.zeros(z.shape)
-    call = _call(p, a if classes else a | {"class_weight": None}, rows, z.shape[1], z, error)
-    found = _with_outputs(call, logits, np.zeros(z.shape), results)
+        logits, temperature = np.zeros((0, 1), p.wide), np.ones(0, p.wide)
+    scale, softcap = p.wide(float(a["logit_scale"])), None if a["softcap"] is None else p.wide(float(a["softcap"]))
+    exact = Expected(logits, np.zeros(logits.shape))
+    z, slope = loss_bounds.transformed(p, exact, p.wide(0), scale, softcap, temperature)
+    if softcap is None and scale == 1 and not np.any(temperature != 1):
+        z = exact
+    call = _call(p, a if classes else a | {"class_weight": None}, rows, logits.shape[1], *z)
+    # Entries are compared before the temperature divides the logits.
+    undivided = loss_bounds.transformed(p, exact, p.wide(0), scale, softcap, np.ones(len(logits), p.wide)).z
+    plain = softcap is None and scale in (1, -1)
+    compared = undivided.values, np.zeros(logits.shape) if plain else undivided.bound
+    found = _with_outputs(call, *compared, results)
     if a["return_grad"]:
         gradient, _ = call.gradient()
-        of_input = (gradient.values / temperature, (gradient.bound + 8 * p.eps * np.abs(gradient.values)) / temperature)
+        values = gradient.values * slope.values
+        bound = gradient.bound * np.abs(slope.values) + np.abs(gradient.values) * slope.bound
+        of_input = values, bound + 8 * p.eps * np.abs(values)
         found["input_grad"] = _claimed(
             *(np.moveaxis(each[:, :classes].reshape(moved.shape), -1, axis).reshape(x.shape) for each in of_input)
         )

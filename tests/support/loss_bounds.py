@@ -137,22 +137,24 @@ def gradient_of_logits(
     """Return the gradient with respect to the logits, for upstream gradients of shape (rows,).
 
     `grad_loss` and `grad_square` belong to the two results of `losses`, the others to the outputs of these names.
+    `grad_log_prob` has the shape of the targets, and 0 for those that add nothing.
     """
     column = (slice(None), None)
     constant, of_loss = p.constant(rows.prob.values.shape[-1]), grad_loss * terms.token_weight
     (prob, prob_error), (lse, lse_error) = rows.prob, rows.lse
     one_hot, smoothed = of_loss[column] * terms.one_hot(), of_loss[column] * terms.smoothed()
-    of_target = np.zeros_like(one_hot)
-    here = np.flatnonzero(terms.entries[:, 0] >= 0)
-    of_target[here, terms.entries[here, 0]] = grad_log_prob[here]
+    of_target, targets_size = np.zeros_like(one_hot), np.zeros_like(one_hot)
+    for row, k in np.argwhere(terms.entries >= 0):
+        of_target[row, terms.entries[row, k]] += grad_log_prob[row, k]
+        targets_size[row, terms.entries[row, k]] += np.abs(grad_log_prob[row, k])
     of_square = 2 * grad_square * terms.token_weight * terms.square_scale
     square = _products(of_square, lse)
-    parts = one_hot.sum(-1), smoothed.sum(-1), square, grad_lse, -grad_log_prob
-    a, a_size = sum(parts), sum(np.abs(part) for part in parts)
+    parts = one_hot.sum(-1), smoothed.sum(-1), square, grad_lse, -grad_log_prob.sum(-1)
+    a, a_size = sum(parts), sum(np.abs(part) for part in parts) + np.abs(grad_log_prob).sum(-1)
     a_error = _products(np.abs(of_square), lse_error) + constant * p.eps * a_size
     (nll, nll_error), (entropy, entropy_error) = rows.negative_log_prob, rows.entropy
     spread, b = entropy[column] - nll, -grad_entropy[column]
-    size = np.abs(one_hot) + np.abs(smoothed) + np.abs(of_target)
+    size = np.abs(one_hot) + np.abs(smoothed) + targets_size
     error = np.abs(a)[column] * prob_error + a_error[column] * prob + constant * p.eps * size
     # 0 * infinity: an entry of probability 0 adds nothing to the entropy.
     of_spread = prob_error * np.abs(spread) + prob * (nll_error + entropy_error[column])

@@ -59,14 +59,15 @@ class Formula:
         self, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, target: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         z = self.logits(x, w, bias)
-        counted = target != self.ignore_index
-        classes = torch.where(counted, target, 0)
+        is_class = target != self.ignore_index
+        counted = is_class if target.dim() == 1 else is_class.any(-1)
+        classes = torch.where(is_class, target, 0)
         log_p = torch.log_softmax(z, -1)
         predicted = torch.where(counted, z.argmax(-1), -1)
         return {
             "lse": torch.logsumexp(z, -1) * counted,
-            "log_prob": log_p.gather(1, classes[:, None])[:, 0] * counted,
+            "log_prob": log_p.gather(1, classes.reshape(len(z), -1)).reshape(target.shape) * is_class,
             "entropy": -(log_p.exp() * log_p).sum(-1) * counted,
             "predicted": predicted,
-            "correct": (predicted == target).sum(),
+            "correct": (predicted == (target if target.dim() == 1 else target[:, 0])).sum(),
         }

@@ -59,11 +59,14 @@ class Rows:
         with np.errstate(invalid="ignore"):
             self.entropy = self.lse - np.where(self.p > 0, self.p * self.z, 0).sum(-1)
 
+        self.shape_of_targets = a["target"].shape
         ids = a["target"] if a["target"].ndim == 2 else a["target"][:, None]
         self.is_target = ids != a["ignore_index"]
         self.counted = self.is_target.any(-1)
         self.targets = np.where(self.is_target, ids - a["vocab_start_index"], 0)
-        q = np.ones(ids.shape, wide) if a["target_prob"] is None else a["target_prob"].astype(wide)
+        q = np.ones(ids.shape, wide)
+        if a["target_prob"] is not None:
+            q = q * np.asarray(a["target_prob"]).astype(wide)
         c = np.ones(entries, wide) if a["class_weight"] is None else a["class_weight"].astype(wide)
         r = np.ones(tokens, wide) if a["token_weight"] is None else a["token_weight"].astype(wide)
         r = np.where(self.counted, r, 0)
@@ -97,8 +100,11 @@ class Rows:
     def gradient_of_logits(self, grad_lse=0.0, grad_log_prob=0.0, grad_entropy=0.0) -> tuple[NDArray, NDArray]:
         """Return the gradient with respect to the logits, and the sum of the magnitudes of its terms."""
         column = (slice(None), None)
-        a = self.upstream * self.weights.sum(-1) + self.upstream_square + grad_lse - grad_log_prob
-        hot = np.where(self.one_hot != 0, 1.0, 0.0) * np.broadcast_to(grad_log_prob, len(a))[column]
+        hot, of_targets = np.zeros_like(self.z), np.zeros(self.targets.shape)
+        of_targets += np.reshape(grad_log_prob, (-1, 1)) if np.ndim(grad_log_prob) == 1 else grad_log_prob
+        for row, k in np.argwhere(self.is_target):
+            hot[row, self.targets[row, k]] += of_targets[row, k]
+        a = self.upstream * self.weights.sum(-1) + self.upstream_square + grad_lse - hot.sum(-1)
         from_mean = self.z - (self.lse - self.entropy)[column]
         b = -np.broadcast_to(grad_entropy, len(a))[column]
         value = a[column] * self.p + b * self.p * from_mean - self.upstream[column] * self.weights + hot
@@ -126,11 +132,12 @@ def gradients(rows: Rows, eps: float, *, bfloat16: bool, **upstream: Any) -> dic
 def outputs(rows: Rows, eps: float) -> dict[str, Right]:
     """Return the results of each row beside its loss, 0 for ignored rows."""
     error = eps * (64 + 16 * rows.size.max(-1, initial=0) + 16 * np.abs(rows.z).astype(float).max(-1, initial=0))
-    each = np.arange(len(rows.z))
-    values = {
-        "lse": rows.lse,
-        "log_prob": rows.z[each, rows.targets[:, 0]] - rows.lse,
-        "entropy": rows.entropy,
-    }
     spread = 1 + np.ptp(rows.z, axis=-1).astype(float)
-    return {name: Right(np.where(rows.counted, value, 0), error * spread) for name, value in values.items()}
+    values = {"lse": rows.lse, "entropy": rows.entropy}
+    found = {name: Right(np.where(rows.counted, value, 0), error * spread) for name, value in values.items()}
+    log_prob = np.take_along_axis(rows.z, rows.targets, -1) - rows.lse[:, None]
+    found["log_prob"] = Right(
+        np.where(rows.is_target, log_prob, 0).reshape(rows.shape_of_targets),
+        np.broadcast_to((error * spread)[:, None], log_prob.shape).reshape(rows.shape_of_targets),
+    )
+    return found

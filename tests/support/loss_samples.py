@@ -51,6 +51,8 @@ OPTIONS = {
     "tokens and classes": {"token_weight": "tokens", "class_weight": "classes"},
     "classes and smoothing": {"class_weight": "classes", "label_smoothing": 0.3},
     "several targets": {"target_prob": "probabilities", "class_weight": "classes"},
+    "several log-probabilities": {"target_prob": 0, "outputs": ("log_prob", "lse"), "softcap": 3.0},
+    "targets with log-probabilities": {"target_prob": "probabilities", "outputs": ("log_prob",)},
     "all": {
         "token_weight": "tokens", "class_weight": "classes", "target_prob": "probabilities", "label_smoothing": 0.1,
         "lse_square_scale": 0.01, "temperature": "positive", "bias": "entries", "logit_scale": 1.2, "softcap": 5.0,
@@ -95,13 +97,14 @@ def backward_of(shape: Shape, dtype: str, option: str, reduction: str = "mean") 
     forward["outputs"] = ("lse", "entropy")
     results = ag.linear_cross_entropy(**forward, return_grad=False, backend="reference")
     random = generator("upstream", shape, option)
-    names = ["grad_lse", "grad_entropy"] + ["grad_log_prob"] * ("target_prob" not in forward)
-    upstream = {name: random.standard_normal(shape.BT) for name in names}
+    lengths = {"grad_lse": shape.BT, "grad_entropy": shape.BT, "grad_log_prob": forward["target"].shape}
+    upstream = {name: random.standard_normal(length) for name, length in lengths.items()}
     backward = forward | {"lse": results.lse, "entropy": results.entropy} | upstream
     del backward["outputs"]
-    counted = forward["target"] != -7
-    counted = counted.any(-1) if counted.ndim == 2 else counted
-    return forward, backward, {name: np.where(counted, grad, 0) for name, grad in upstream.items()}
+    is_target = forward["target"] != -7
+    counted = is_target.any(-1) if is_target.ndim == 2 else is_target
+    there = {name: is_target if name == "grad_log_prob" else counted for name in upstream}
+    return forward, backward, {name: np.where(there[name], grad, 0) for name, grad in upstream.items()}
 
 
 #: Options that a device computes, as they are arithmetic on vectors.

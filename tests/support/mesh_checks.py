@@ -44,14 +44,18 @@ def scaled_masked_softmax(x, mask, scale=1.0):
 
 def cross_entropy(
     input, target, axis=-1, *, reduction="mean", ignore_index=-100, class_weight=None, token_weight=None,
-    target_prob=None, label_smoothing=0.0, lse_square_scale=0.0, temperature=1.0, denominator=None, outputs=(),
+    target_prob=None, label_smoothing=0.0, lse_square_scale=0.0, temperature=1.0, denominator=None, logit_scale=1.0,
+    softcap=None, outputs=(),
 ):  # fmt: skip
-    z = jnp.moveaxis(input, axis, -1) / (temperature[..., None] if jnp.ndim(temperature) else temperature)
+    u = logit_scale * jnp.moveaxis(input, axis, -1)
+    z = (u if softcap is None else softcap * jnp.tanh(u / softcap)) / (
+        temperature[..., None] if jnp.ndim(temperature) else temperature
+    )
     ids = target[..., None] if target_prob is None else target
     is_target = ids != ignore_index
     is_counted = is_target.any(-1)
     one_hot = jnp.where(is_target[..., None], ids[..., None] == jnp.arange(z.shape[-1]), False)
-    probabilities = 1.0 if target_prob is None else target_prob[..., None]
+    probabilities = 1.0 if target_prob is None else jnp.broadcast_to(target_prob, ids.shape)[..., None]
     chosen = (one_hot * probabilities).sum(-2)
     c = jnp.ones(z.shape[-1]) if class_weight is None else class_weight
     r = jnp.where(is_counted, 1.0 if token_weight is None else token_weight, 0)
@@ -69,7 +73,7 @@ def cross_entropy(
     predicted = jnp.where(is_counted, z.argmax(-1), -1)
     every = {
         "lse": jnp.where(is_counted, lse, 0),
-        "log_prob": jnp.where(is_counted, -(one_hot[..., 0, :] * nll).sum(-1), 0),
+        "log_prob": jnp.reshape(-(one_hot * nll[..., None, :]).sum(-1), target.shape),
         "entropy": jnp.where(is_counted, (jnp.exp(-nll) * nll).sum(-1), 0),
         "predicted": predicted,
         "correct": (is_counted & (predicted == ids[..., 0])).sum(),
@@ -77,10 +81,9 @@ def cross_entropy(
     return ag.LossResult(loss, **{name: every[name] for name in outputs}) if outputs else loss
 
 
-def linear_cross_entropy(input, weight, target, *, bias=None, logit_scale=1.0, softcap=None, **options):
+def linear_cross_entropy(input, weight, target, *, bias=None, **options):
     products = jnp.einsum("th,vh->tv", input, weight)
-    u = logit_scale * (products if bias is None else products + bias)
-    return cross_entropy(u if softcap is None else softcap * jnp.tanh(u / softcap), target, **options)
+    return cross_entropy(products if bias is None else products + bias, target, **options)
 
 
 FORMULAS = {
@@ -134,7 +137,9 @@ def _cases() -> Iterator[tuple[str, Case]]:
         }),
         ("one temperature", {"temperature": np.array(0.6)}, {"outputs": ("entropy",), "reduction": "none"}),
         ("temperatures", {"temperature": uniform(ROWS)}, {"outputs": ("predicted",)}),
-        ("several targets", {"target_prob": uniform((ROWS, 2)), "target": several}, {"outputs": ("lse",)}),
+        ("several targets", {"target_prob": uniform((ROWS, 2)), "target": several}, {"outputs": ("lse", "log_prob")}),
+        ("several log-probabilities", {"target": several}, {"target_prob": 0, "outputs": ("log_prob",)}),
+        ("transformed", {}, {"softcap": 2.0, "logit_scale": -0.8, "outputs": ("log_prob", "entropy")}),
     )  # fmt: skip
     shared = ("weight", "bias", "class_weight")
     for name, arrays, settings in options:

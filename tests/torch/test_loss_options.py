@@ -120,6 +120,37 @@ def test_all_options_in_every_dtype(reduction: str, dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("prob", [0, "probabilities"])
+@pytest.mark.parametrize("of_logits", [False, True])
+def test_log_probabilities_of_several_targets(of_logits: bool, prob: object, reduction: str):
+    """Both losses return K log-probabilities of each row with their gradients, those of the formula."""
+    x, w, bias, _ = problem()
+    target = torch.randint(0, C, (N, 3))
+    target[1, :2] = -100
+    target[4] = -100
+    target[5] = 7
+    options = {"softcap": 2.0, "logit_scale": -0.8, "label_smoothing": 0.1}
+    options["target_prob"] = torch.rand(N, 3, dtype=torch.float64) if prob else 0
+    formula = Formula(**options | {"target_prob": options["target_prob"] + torch.zeros(N, 3, dtype=torch.float64)})
+    of_log_prob, of_loss = torch.randn(N, 3, dtype=torch.float64), above(reduction)
+    wanted = {"outputs": ("log_prob",), "reduction": reduction, **options}
+
+    def ours(x, w, bias):
+        if of_logits:
+            found = agt.cross_entropy(x @ w.T + bias, target, **wanted)
+        else:
+            found = agt.linear_cross_entropy(x, w, target, linear_bias=bias, **wanted)
+        assert found.log_prob.shape == target.shape
+        return (found.loss * of_loss).sum() + (found.log_prob * of_log_prob).sum()
+
+    def right(*each):
+        log_prob = formula.outputs(*each, target)["log_prob"]
+        return (formula.loss(*each, target, reduction) * of_loss).sum() + (log_prob * of_log_prob).sum()
+
+    check(ours, right, [x, w, bias], torch.tensor(1.0), torch.float64)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("with_options", [False, True])
 def test_several_targets(with_options: bool, reduction: str):
     x, w, bias, _ = problem()
@@ -315,7 +346,7 @@ def test_errors_of_several_targets():
     ):
         agt.linear_cross_entropy(x, w, target, target_prob=torch.ones(N, 1))
     with pytest.raises(ag.ParamInvalidError, match="outputs: expected no output of a single target"):
-        agt.linear_cross_entropy(x, w, target, target_prob=torch.ones(N, 2), outputs=("log_prob",))
+        agt.linear_cross_entropy(x, w, target, target_prob=torch.ones(N, 2), outputs=("correct",))
 
 
 @pytest.mark.parametrize(

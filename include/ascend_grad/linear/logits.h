@@ -135,7 +135,7 @@ static void K(general_gradient)(const ag_linear_block *b, ptrdiff_t i, ptrdiff_t
     for (ptrdiff_t k = 0; k < b->targets.count; k++) {
         const int64_t entry = b->targets.entries[begin + k] - b->vocab.start - first;
         if (b->targets.entries[begin + k] < 0 || entry < 0 || entry >= n) continue;
-        row[entry] -= (acc_t)(ag_kept_weight(of_row, b->targets.weights[begin + k]) - of_row->kept_log_prob);
+        row[entry] -= (acc_t)(ag_kept_of_target(of_row, &b->targets, begin + k, of_row->power) - of_row->kept_log_prob);
     }
     const int64_t certain = of_row->certain - b->vocab.start - first;
     if (of_row->certain >= 0 && certain >= 0 && certain < n) row[certain] = (acc_t)of_row->certain_grad;

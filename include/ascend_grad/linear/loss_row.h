@@ -19,7 +19,7 @@ typedef struct {
     double power;           /* a power of two, about the factor of the products in the logits */
     double a, b, s;         /* coefficients of the gradient, times power; s is that of class weights as accumulators */
     double kept_loss;       /* grad_loss (1 - label smoothing) power: w_k is its product with the weight of target k */
-    double kept_log_prob;   /* grad_log_prob power */
+    double kept_log_prob;   /* grad_log_prob power of a single target, otherwise 0 */
     double mean_gap;        /* max - m */
     double certain_grad;    /* gradient with respect to the logit of the entry `certain`, times power */
     int64_t certain;        /* a nearly certain target, or -1 */
@@ -33,12 +33,29 @@ typedef struct {
     ptrdiff_t count;
     const int64_t *entries;
     const double *weights;
+    const double *grad_log_prob; /* upstream gradients of their log-probabilities; NULL: the row has one target, or none are given */
 } ag_loss_targets;
+
+/* Return the targets of row i. */
+AG_INLINE ag_loss_targets ag_targets_of_row(ag_loss_targets all, ptrdiff_t i)
+{
+    const ptrdiff_t begin = i * all.count;
+    const ag_loss_targets row = {all.count, all.entries + begin, all.weights + begin,
+                                 all.grad_log_prob ? all.grad_log_prob + begin : NULL};
+    return row;
+}
 
 /* Return w_k of a target from its weight. Without an upstream gradient of the loss it is 0, even if the weight is infinite. */
 AG_INLINE double ag_kept_weight(const ag_loss_row *row, double weight)
 {
     return row->grad_loss != 0 ? row->kept_loss * weight : 0;
+}
+
+/* Return what target k takes back of the gradient, times the row's power if `power` is it, as kept_loss has it then. */
+AG_INLINE double ag_kept_of_target(const ag_loss_row *row, const ag_loss_targets *targets, ptrdiff_t k, double power)
+{
+    const double kept = ag_kept_weight(row, targets->weights[k]);
+    return targets->grad_log_prob ? kept - targets->grad_log_prob[k] * power : kept;
 }
 
 /* Return the distance between two maxima of a row; equal infinities have none. */
@@ -68,7 +85,7 @@ static AG_UNUSED void ag_loss_row_finish(ag_loss_row *row, const ag_loss_targets
         if (entry < 0 || entry == AG_ELSEWHERE || !(complement < 1 - AG_NEARLY_CERTAIN)) continue;
         double others = 0; /* weights of the other targets */
         for (ptrdiff_t j = 0; j < targets->count; j++) {
-            if (targets->entries[j] >= 0 && targets->entries[j] != entry) others += ag_kept_weight(row, targets->weights[j]);
+            if (targets->entries[j] >= 0 && targets->entries[j] != entry) others += ag_kept_of_target(row, targets, j, 1);
         }
         row->certain = entry;
         row->certain_grad = ag_certain_gradient(&c, others, complement);
@@ -79,7 +96,7 @@ static AG_UNUSED void ag_loss_row_finish(ag_loss_row *row, const ag_loss_targets
     const double slope = fabs(logit_scale * row->inverse_temperature);
     row->power = slope == 0 ? 1 : ldexp(1, (int)fmin(fmax(logb(slope), -1022), 1022));
     row->a = c.a * row->power, row->b = c.b * row->power, row->s = c.s * (class_scale * row->power);
-    row->kept_loss *= row->power, row->kept_log_prob = row->upstream.log_prob * row->power;
+    row->kept_loss *= row->power, row->kept_log_prob = targets->grad_log_prob ? 0 : row->upstream.log_prob * row->power;
     row->certain_grad *= row->power;
 }
 

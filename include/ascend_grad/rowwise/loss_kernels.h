@@ -408,6 +408,32 @@ static void K(loss_columns_write)(const ag_tile *tile, const ag_loss_rows *rows,
     if (tile->nontemporal) v_fence();
 }
 
+/* ---- transformed logits ------------------------------------------------------------------------------------------ */
+
+AG_INLINE void K(loss_store_flat)(char *to, V v, ptrdiff_t left)
+{
+    if (left >= VL) AG_STORE(to, v);
+    else AG_STORE_PARTIAL(to, v, left);
+}
+
+static void K(loss_transform)(char *x, ptrdiff_t n, double inner, double cap)
+{
+    const V inner_v = V_(set1)((compute_t)inner), cap_v = V_(set1)((compute_t)cap);
+    for (ptrdiff_t i = 0; i < n; i += VL) {
+        const V v = K(loss_load_flat)(x, i, n) * inner_v;
+        K(loss_store_flat)(x + i * AG_SIZE, cap > 0 ? V_(tanh)(v) * cap_v : v, n - i);
+    }
+}
+
+static void K(loss_apply_slopes)(const char *z, char *gradient, ptrdiff_t n, double cap)
+{
+    const V inverse_cap = V_(set1)((compute_t)(1 / cap)), zero = {0};
+    for (ptrdiff_t i = 0; i < n; i += VL) {
+        const V value = K(loss_load_flat)(z, i, n) * inverse_cap, g = K(loss_load_flat)(gradient, i, n);
+        K(loss_store_flat)(gradient + i * AG_SIZE, V_(select)(g == 0, zero, g * (1 - value * value)), n - i);
+    }
+}
+
 #include "loss_numbers.h"
 
 static const ag_loss_kernels K(loss_table) AG_UNUSED = {
@@ -424,4 +450,6 @@ static const ag_loss_kernels K(loss_table) AG_UNUSED = {
     .sum_equal = K(loss_sum_equal),
     .finish = K(loss_finish),
     .single_target_strips = K(loss_single_target_strips),
+    .transform = K(loss_transform),
+    .apply_slopes = K(loss_apply_slopes),
 };

@@ -216,6 +216,10 @@ typedef struct {
                    double smoothing, double *losses, double *factors, double *at_targets, ptrdiff_t count);
     /* Compute the losses and the gradients of columns of at most strip_rows rows. */
     void (*single_target_strips)(const ag_tile *tile, const ag_single_target_columns *columns);
+    /* Replace n logits x by cap tanh(inner x), or by inner x if cap is 0. */
+    void (*transform)(char *x, ptrdiff_t n, double inner, double cap);
+    /* Multiply gradients with respect to n such logits z by 1 - (z / cap)^2. A gradient of 0 stays 0. */
+    void (*apply_slopes)(const char *z, char *gradient, ptrdiff_t n, double cap);
 } ag_loss_kernels;
 
 /* The kernels of one operator, dtype and variant. The column kernels are NULL if the operator has none. */

@@ -6,12 +6,10 @@ from typing import Any, Literal, overload
 
 import torch
 
-from ....arguments import real_number
 from ....errors import ParamInvalidError
 from ... import cross_entropy
 from ... import linear_loss as linear
 from ...loss_operators import IGNORE_INDEX
-from ...operators import accumulator
 from ...tensors import check_tensors
 from .results import (
     CrossEntropyOutput,
@@ -50,16 +48,15 @@ def _loss_of_logits(
     if input.dim() != 2:
         message = f"{input_name}: expected shape (BT, V), got {tuple(input.shape)}"
         raise ParamInvalidError(message, operator=operator)
-    logits = input
-    if softcap is not None:
-        cap = real_number(softcap, "softcap", operator)
-        if not 0 < cap < float("inf"):
-            raise ParamInvalidError(f"softcap: expected a positive finite number, got {cap}", operator=operator)
-        logits = cap * torch.tanh(input.to(accumulator(input)) / cap)
-    options = {"class_weight": weight, "label_smoothing": label_smoothing, "lse_square_scale": lse_square_scale}
+    options = {
+        "class_weight": weight,
+        "label_smoothing": label_smoothing,
+        "lse_square_scale": lse_square_scale,
+        "softcap": softcap,
+    }
     outputs = outputs_of(return_z_loss, return_token_accuracy or return_predicted_tokens)
     found = cross_entropy.unrounded_loss(
-        logits, target, options, ignore_index, reduction, outputs, operator=operator, input_name=input_name
+        input, target, options, ignore_index, reduction, outputs, operator=operator, input_name=input_name
     )
     if reduction == "mean":
         found["loss"] = torch.where((target != ignore_index).any(), found["loss"], 0)
@@ -154,10 +151,6 @@ def liger_cross_entropy(
         `size_average` or `reduce` is given, or `weight` requires grad.
     ParamInvalidError
         161002: a dtype, a shape or a value is not as described (a dtype or a kind: its subclass `ParamTypeError`).
-
-    Notes
-    -----
-    With `softcap`, the bounded logits are stored in float32 (float64 if `input` is float64).
 
     Examples
     --------
