@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from .._call import Call, Operator
 from .._loss_arguments import weight_sums
+from ..arguments import MAX_INDEX
 from ..operators.options import NUMBER_OR_PER_ROW, OPTIONS, OUTPUTS, PER_CLASS, PER_ROW, PER_TARGET, is_zero
 from ..operators.results import loss_result
 from . import tasks
@@ -75,14 +76,23 @@ def row_blocks(operator: Operator, values: dict[str, Any], num_threads: int | No
     """Check the call that all blocks of rows together make, and return it with the blocks."""
     given = [*operator.array_names, *(name for name in operator.optional_names if _is_array(values, name))]
     arrays = as_dask_arrays(values, given, operator)
+    if "target" in arrays:
+        arrays["target"] = _as_classes(arrays["target"])
     call = validated(operator, values | _stand_ins(operator, arrays), num_threads)
-    axis = call.arguments.get("axis", 1)
+    axis = call.arguments.get("axis", max(arrays["input"].ndim - 1, 0))
     if arrays["input"].ndim:
         check_one_chunk(arrays["input"], axis, "input", operator)
     for number in range(2 if "weight" in arrays else 0):
         check_one_chunk(arrays["weight"], number, "weight", operator)
     chunks = tuple(lengths for i, lengths in enumerate(arrays["input"].chunks) if i != axis)
     return RowBlocks(call, arrays, axis, chunks, _blocks(arrays, chunks))
+
+
+def _as_classes(target: da.Array) -> da.Array:
+    """Convert targets of another integer dtype to int64, in which those that are too large stay too large."""
+    if target.dtype.kind not in "iu" or (target.dtype.kind == "i" and target.dtype.itemsize >= 4):
+        return target
+    return (da.minimum(target, MAX_INDEX) if target.dtype.itemsize == 8 else target).astype(np.int64)
 
 
 def _is_array(values: dict[str, Any], name: str) -> bool:
@@ -100,8 +110,9 @@ def _stand_ins(operator: Operator, arrays: dict[str, da.Array]) -> dict[str, NDA
 
     If the numbers of rows of a layer's arrays agree, these have no rows, as the vocabulary may not have the target 0.
     """
-    rows, several = arrays["input"].shape[:1], arrays["target_prob"].shape[1:] if "target_prob" in arrays else ()
-    agree = "weight" in arrays and arrays["input"].ndim == 2 and len(several) < 2 and 0 not in several
+    rows = arrays["input"].shape[:-1]
+    several = arrays["target_prob"].shape[len(rows) :] if "target_prob" in arrays else ()
+    agree = "weight" in arrays and len(rows) > 0 and len(several) < 2 and 0 not in several
     for name, array in arrays.items():
         if name not in ("input", *_WHOLE):
             agree = agree and array.shape == (rows + several if name in ("target", "target_prob") else rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -36,6 +37,25 @@ def as_array(value: object, name: str, operator: str) -> jax.Array | None:
     except (TypeError, ValueError) as error:  # a dtype that JAX does not have
         message = f"{name}: expected an array that JAX takes, got {shown(value)}: {error}"
         raise ParamTypeError(message, operator=operator) from error
+
+
+def as_floating(arrays: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Convert integers and truth values under these names to the floating dtype of the others, or to JAX's default."""
+    given = [name for name in names if arrays.get(name) is not None]
+    whole = [name for name in given if arrays[name].dtype.kind in "iub"]
+    others = [arrays[name].dtype for name in given if name not in whole]
+    dtype = others[0] if others else jnp.result_type(float)
+    return {**arrays, **{name: arrays[name].astype(dtype) for name in whole}}
+
+
+def as_classes(target: Any) -> Any:
+    """Convert targets of any integer dtype to one that compiled functions take. Those that are too large stay so."""
+    if target is None or target.dtype.kind not in "iu" or target.dtype in (np.int32, np.int64):
+        return target
+    dtype = jnp.result_type(int)
+    if target.dtype.itemsize >= dtype.itemsize:
+        target = jnp.minimum(target, jnp.iinfo(dtype).max)
+    return target.astype(dtype)
 
 
 def _stand_in(array: jax.Array, value: int) -> np.ndarray:

@@ -10,14 +10,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..operators.options import NUMBER_OR_PER_ROW, OPTIONS, OUTPUTS, is_zero, statistics_for_backward
+from ..operators.options import (
+    NUMBER_OR_PER_ROW,
+    OPTIONS,
+    OUTPUTS,
+    PER_ROW,
+    PER_TARGET,
+    is_zero,
+    statistics_for_backward,
+)
 from ..operators.results import loss_result
 from ..operators.table import OPERATORS
-from .arrays import as_array, check
+from .arrays import as_array, as_classes, as_floating, check
 from .meshes import aligned, compiled_call, compiled_in_manual_mesh, sharded_as
 
 #: Options that are one number or an array with a number for each row.
 _NUMBERS_OR_ROWS = tuple(option.name for option in OPTIONS.values() if option.kind == NUMBER_OR_PER_ROW)
+#: Arrays with a number for each row or each target.
+_OF_ROWS = tuple(option.name for option in OPTIONS.values() if option.kind in (PER_ROW, PER_TARGET, NUMBER_OR_PER_ROW))
 #: Outputs of a loss that have a gradient.
 _DIFFERENTIABLE = tuple(output.name for output in OUTPUTS.values() if output.has_gradient)
 #: Arrays of a loss that have gradients.
@@ -175,6 +185,7 @@ def loss(operator: str, values: dict[str, Any]) -> Any:
             found[name] = as_array(value, name, operator)
         else:
             others[name] = value
+    found = {**as_floating(found, ("input", "weight")), "target": as_classes(found["target"])}
     arguments, num_threads = check(operator, found, **others)
     constants: dict[str, Any] = dict.fromkeys(_NUMBERS_OR_ROWS, 1.0)  # for the options that are arrays
     constants |= {name: 0.0 if arguments[name] is None else arguments[name] for name in others if name in arguments}
@@ -188,6 +199,14 @@ def loss(operator: str, values: dict[str, Any]) -> Any:
     if "axis" in others:
         constants["axis"] = axis
     rows = rows_of(input, axis)
+    leading = rows if "weight" in arrays and len(rows) != 1 else None
+    shape_of_targets = arrays["target"].shape
+    if leading is not None:  # the compiled function has one dimension of rows
+        input = arrays["input"] = input.reshape(-1, input.shape[-1])
+        for name in ("target", *_OF_ROWS):
+            if name in arrays and arrays[name].ndim >= len(leading):
+                arrays[name] = arrays[name].reshape(-1, *arrays[name].shape[len(leading) :])
+        rows = rows_of(input, axis)
     for name in _NUMBERS_OR_ROWS:
         if name in arrays and not arrays[name].ndim:  # one number holds for all rows
             arrays[name] = jnp.broadcast_to(arrays[name], rows).astype(accumulator(input))
@@ -197,5 +216,10 @@ def loss(operator: str, values: dict[str, Any]) -> Any:
     results = _loss_on_any_mesh(settings, layer, arrays)
     # The rows' numbers have the sharding of the rows of `input`.
     results = {name: sharded_as(each, input, axis) if each.ndim else each for name, each in results.items()}
+    if leading is not None:
+        for name, each in results.items():
+            if each.ndim:
+                is_of_targets = name in OUTPUTS and OUTPUTS[name].is_of_targets
+                results[name] = each.reshape(shape_of_targets if is_of_targets else leading)
     names = ("loss", *outputs)
     return loss_result(names, map(results.__getitem__, names)) if outputs else results["loss"]

@@ -15,7 +15,7 @@ import ascend_grad as ag
 from .. import _xla_rowwise
 from ..arguments import LAST, axis_named_dim
 from ..operators.signatures import documented
-from .arrays import WORDS, as_array, check
+from .arrays import WORDS, as_array, as_floating, check
 from .meshes import aligned, compiled_call, sharded_as
 
 _TARGET = "ascend_grad_rowwise"
@@ -99,7 +99,8 @@ _FORWARD = {
 
 def _call(operator: str, arrays: dict[str, Any], **settings: Any) -> jax.Array:
     """Check and compute an operator. An axis is counted from the end, as a negative number."""
-    found = {name: as_array(each, name, operator) for name, each in arrays.items()}
+    given = {name: as_array(each, name, operator) for name, each in arrays.items()}
+    found = as_floating(given, [next(iter(given))])
     arguments, _ = check(operator, found, **settings)
     ((name, _),) = settings.items()
     first, *mask = aligned(found).values()

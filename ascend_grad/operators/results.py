@@ -150,4 +150,5 @@ def _added(result: Any, other: object) -> tuple:
     return tuple(result) + other if isinstance(other, tuple) else _refused(result)
 
 
-_METHODS = {"__reduce__": _reduced, "__add__": _added, **dict.fromkeys(_ARITHMETIC, _refused)}
+#: Without `__array_ufunc__`, NumPy's numbers would compute with the tuple as an array.
+_METHODS = {"__reduce__": _reduced, "__add__": _added, "__array_ufunc__": None, **dict.fromkeys(_ARITHMETIC, _refused)}

@@ -36,6 +36,7 @@ from .rowwise import (
     softmax,
     softmax_backward,
 )
+from .top_k import linear_top_k
 
 __all__ = [
     "LinearCrossEntropyLoss",
@@ -45,6 +46,7 @@ __all__ = [
     "fused_linear_cross_entropy_loss_grad",
     "fused_linear_online_max_sum",
     "linear_cross_entropy",
+    "linear_top_k",
     "log_softmax",
     "log_softmax_backward",
     "scaled_masked_softmax",

@@ -19,7 +19,7 @@ from .gradients import scaled, second_order_error, without_second_order
 from .loss_operators import ROWS_OF
 from .operators import apply, register_gradient
 from .outputs import Computed, check_outputs, requested
-from .tensors import ERRORS, check_tensors, refuse_jit_trace
+from .tensors import ERRORS, check_floating, check_tensors, refuse_jit_trace
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -197,7 +197,9 @@ def unrounded_loss(
     given = {names.get(name, name): each for name, each in tensors.items()}
     refuse_jit_trace(operator)
     check_tensors(operator, **{input_name: input}, target=target, **given)
+    check_floating(operator, **{input_name: input})
     loss_operators.check_target_dtype(operator, "target", target)
+    target = loss_operators.as_classes(target)
     loss_operators.refuse_gradients(operator, given)
     loss_operators.check_reduction(operator, reduction)
     ignore_index, num_threads = loss_operators.checked_integers(operator, ignore_index, num_threads)

@@ -113,12 +113,10 @@ def traced_number(value: Any, name: str, operator: str) -> torch.Tensor:
 # -- row-wise operators --
 
 
-def _rowwise(name: str, *arguments: torch.Tensor | int) -> torch.Tensor:
-    return getattr(ag, name)(*(detached(each) if isinstance(each, torch.Tensor) else each for each in arguments))
-
-
-def _scaled_masked(name: str, *arguments: torch.Tensor) -> torch.Tensor:
-    return _rowwise(name, *arguments[:-1], arguments[-1].item())
+def _rowwise(name: str, *arguments: Any) -> torch.Tensor:
+    *tensors, setting, num_threads = arguments
+    setting = setting.item() if isinstance(setting, torch.Tensor) else setting
+    return getattr(ag, name)(*(detached(each) for each in tensors), setting, num_threads=num_threads)
 
 
 def _rowwise_fake(first: torch.Tensor, *_: object) -> torch.Tensor:
@@ -131,21 +129,21 @@ def _batch_first(tensor: torch.Tensor, batch_dim: int | None, size: int) -> torc
 
 def _softmax_vmap(name: str, info, in_dims: tuple, *arguments) -> tuple[torch.Tensor, int]:
     operator = getattr(torch.ops.ascend_grad, name)
-    *tensors, dim = arguments
+    *tensors, dim, num_threads = arguments
     tensors = [_batch_first(each, batch_dim, info.batch_size) for each, batch_dim in zip(tensors, in_dims)]
     rank = tensors[0].dim() - 1
     least = max(rank, 1)
     if not -least <= dim < least:
         raise ParamInvalidError(f"dim: expected an int in [{-least}, {least - 1}], got {dim}", operator=name)
     if rank == 0:
-        return operator(*(each.unsqueeze(1) for each in tensors), 1).squeeze(1), 0
-    return operator(*tensors, dim % rank + 1), 0
+        return operator(*(each.unsqueeze(1) for each in tensors), 1, num_threads).squeeze(1), 0
+    return operator(*tensors, dim % rank + 1, num_threads), 0
 
 
 def _scaled_masked_vmap(name: str, info, in_dims: tuple, *arguments) -> tuple[torch.Tensor, int]:
     """Compute a batch as one problem. It becomes part of the first dimension, over which a mask may be broadcast."""
-    *tensors, mask, scale = arguments
-    if in_dims[-1] is not None:  # one call has one scale
+    *tensors, mask, scale, num_threads = arguments
+    if in_dims[-2] is not None:  # one call has one scale
         return one_after_another(name, info, in_dims, *arguments)
     size = info.batch_size
     tensors = [_batch_first(each, batch_dim, size).flatten(0, 1) for each, batch_dim in zip(tensors, in_dims)]
@@ -155,35 +153,34 @@ def _scaled_masked_vmap(name: str, info, in_dims: tuple, *arguments) -> tuple[to
         if mask.shape[1] == 1:
             mask = mask.expand(size, len(tensors[0]) // size, *mask.shape[2:])
         mask = mask.flatten(0, 1)
-    result = getattr(torch.ops.ascend_grad, name)(*tensors, mask, scale)
+    result = getattr(torch.ops.ascend_grad, name)(*tensors, mask, scale, num_threads)
     return result.unflatten(0, (size, -1)), 0
 
 
 for _name, _schema in (
-    ("softmax", "(Tensor input, int dim) -> Tensor"),
-    ("log_softmax", "(Tensor input, int dim) -> Tensor"),
-    ("softmax_backward", "(Tensor grad_output, Tensor output, int dim) -> Tensor"),
-    ("log_softmax_backward", "(Tensor grad_output, Tensor output, int dim) -> Tensor"),
+    ("softmax", "Tensor input, int dim"),
+    ("log_softmax", "Tensor input, int dim"),
+    ("softmax_backward", "Tensor grad_output, Tensor output, int dim"),
+    ("log_softmax_backward", "Tensor grad_output, Tensor output, int dim"),
+    ("scaled_masked_softmax", "Tensor x, Tensor mask, Tensor scale"),
+    ("scaled_masked_softmax_backward", "Tensor grad_output, Tensor y, Tensor mask, Tensor scale"),
 ):
-    register(_name, _schema, partial(_rowwise, _name), _rowwise_fake, _softmax_vmap)
-for _name, _schema in (
-    ("scaled_masked_softmax", "(Tensor x, Tensor mask, Tensor scale) -> Tensor"),
-    ("scaled_masked_softmax_backward", "(Tensor grad_output, Tensor y, Tensor mask, Tensor scale) -> Tensor"),
-):
-    register(_name, _schema, partial(_scaled_masked, _name), _rowwise_fake, _scaled_masked_vmap)
+    _vmap = _scaled_masked_vmap if "scale" in _schema else _softmax_vmap
+    register(_name, f"({_schema}, SymInt? num_threads) -> Tensor", partial(_rowwise, _name), _rowwise_fake, _vmap)
 
 
 def rowwise(name: str, *arguments: Any) -> torch.Tensor:
-    """Compute an operator of tensors and, last, `dim` or `scale`, which is a number or a tensor.
+    """Compute an operator of tensors, of `dim` or of `scale` as a number or a tensor, and of a number of threads.
 
     torch's dispatcher takes longer, so it is used only if `are_plain` is False.
     """
-    *tensors, last = arguments
+    *tensors, setting, num_threads = arguments
     if not are_plain(arguments):
-        last = traced_number(last, "scale", name)[None] if isinstance(last, float) else last
-        return getattr(torch.ops.ascend_grad, name)(*tensors, last)
-    last = last.item() if isinstance(last, torch.Tensor) else last
-    return getattr(ag, name)(*[each.detach() if each.requires_grad else each for each in tensors], last)
+        setting = traced_number(setting, "scale", name)[None] if isinstance(setting, float) else setting
+        return getattr(torch.ops.ascend_grad, name)(*tensors, setting, num_threads)
+    setting = setting.item() if isinstance(setting, torch.Tensor) else setting
+    tensors = [each.detach() if each.requires_grad else each for each in tensors]
+    return getattr(ag, name)(*tensors, setting, num_threads=num_threads)
 
 
 # -- what linear operators and losses share --

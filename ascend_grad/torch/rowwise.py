@@ -13,11 +13,11 @@ from torch.autograd import Function
 
 import ascend_grad as ag
 
-from ..arguments import real_number, shown, truth_value
-from ..errors import ParamInvalidError, ParamTypeError
+from ..arguments import real_number, shown, thread_count, truth_value
+from ..errors import AscendGradError, ParamInvalidError, ParamTypeError, rename
 from ..operators.signatures import documented
 from .operators import apply, is_traced, register_gradient, rowwise, traced_number
-from .tensors import TENSORS, check_tensors
+from .tensors import TENSORS, check_floating, check_tensors
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -30,7 +30,7 @@ def _computation(operator: str) -> staticmethod:
 def _with_gradients(operator: str, backward_of_backward: Callable) -> tuple[type[Function], type[Function]]:
     """Return the functions of an operator and of its backward operator; torch can differentiate both.
 
-    Both take tensors, the last of which may be a mask, and a setting: the dimension or the scale.
+    Both take tensors, the last of which may be a mask, a setting (the dimension or the scale), and a number of threads.
     `backward_of_backward` returns the gradients with respect to the tensors of the backward operator.
     """
     name_of_backward = f"{operator}_backward"
@@ -40,12 +40,12 @@ def _with_gradients(operator: str, backward_of_backward: Callable) -> tuple[type
 
         @staticmethod
         def setup_context(ctx, inputs, output):
-            _, *mask, ctx.setting = inputs
+            _, *mask, ctx.setting, ctx.num_threads = inputs
             ctx.save_for_backward(output, *mask)
 
         @staticmethod
         def backward(ctx, grad_output):
-            arguments = grad_output, *ctx.saved_tensors, ctx.setting
+            arguments = grad_output, *ctx.saved_tensors, ctx.setting, ctx.num_threads
             is_differentiated = torch.is_grad_enabled()
             gradient = apply(Backward, *arguments) if is_differentiated else rowwise(name_of_backward, *arguments)
             return gradient, *[None] * (len(arguments) - 2)
@@ -55,32 +55,33 @@ def _with_gradients(operator: str, backward_of_backward: Callable) -> tuple[type
 
         @staticmethod
         def setup_context(ctx, inputs, output):
-            *tensors, ctx.setting = inputs
+            *tensors, ctx.setting, ctx.num_threads = inputs
             ctx.save_for_backward(*tensors)
 
         @staticmethod
         def backward(ctx, grad):
-            return *backward_of_backward(grad, *ctx.saved_tensors, ctx.setting), None
+            return *backward_of_backward(grad, *ctx.saved_tensors, ctx.setting, ctx.num_threads), None, None
 
     register_gradient(operator, Forward)
     register_gradient(name_of_backward, Backward)
     return Forward, Backward
 
 
-def _softmax_backward_backward(grad, grad_output, output, dim):
+def _softmax_backward_backward(grad, grad_output, output, dim, num_threads):
     row_sum = (grad_output * output).sum(dim, keepdim=True)
     wrt_output = grad * (grad_output - row_sum) - grad_output * (grad * output).sum(dim, keepdim=True)
-    return apply(_SoftmaxBackward, grad, output, dim), wrt_output
+    return apply(_SoftmaxBackward, grad, output, dim, num_threads), wrt_output
 
 
-def _log_softmax_backward_backward(grad, grad_output, output, dim):
+def _log_softmax_backward_backward(grad, grad_output, output, dim, num_threads):
     scaled = grad * output.exp()  # factor in both gradients of g - sum(g) * exp(y)
     return grad - scaled.sum(dim, keepdim=True), -grad_output.sum(dim, keepdim=True) * scaled
 
 
-def _scaled_masked_softmax_backward_backward(grad, grad_output, y, mask, scale):
+def _scaled_masked_softmax_backward_backward(grad, grad_output, y, mask, scale, num_threads):
     scale = scale[0] if isinstance(scale, torch.Tensor) else scale  # without a part in the dtype
-    return *_softmax_backward_backward((grad * scale).masked_fill(mask, 0), grad_output, y, -1), None
+    grad = (grad * scale).masked_fill(mask, 0)
+    return *_softmax_backward_backward(grad, grad_output, y, -1, num_threads), None
 
 
 _Softmax, _SoftmaxBackward = _with_gradients("softmax", _softmax_backward_backward)
@@ -90,10 +91,30 @@ _ScaledMaskedSoftmax, _ScaledMaskedSoftmaxBackward = _with_gradients(
 )
 
 
+def _along(
+    function: type[Function], operator: str, *tensors: torch.Tensor, dim: int, axis: int | None, num_threads: int | None
+) -> torch.Tensor:
+    """Compute an operator along one dimension, of which `axis` is another name."""
+    if axis is not None:
+        if dim != -1:
+            raise TypeError(f"{operator}() got dim and axis, which are two names of one argument")
+        dim = axis
+    try:
+        return apply(function, *tensors, dim, _threads(operator, num_threads))
+    except AscendGradError as error:
+        rename(error, operator, {"axis": "dim"})
+        raise
+
+
+def _threads(operator: str, num_threads: object) -> int | None:
+    return None if num_threads is None else thread_count(num_threads, operator)
+
+
 def _converted(operator: str, input: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     """Check the tensor and convert it to `dtype`, if it is given."""
     check_tensors(operator, input=input)
     if dtype is None:
+        check_floating(operator, input=input)
         return input
     if dtype not in _DTYPES:
         expected = f"None or one of {', '.join(map(str, _DTYPES))}"
@@ -104,11 +125,22 @@ def _converted(operator: str, input: torch.Tensor, dtype: torch.dtype | None) ->
 
 
 @documented(TENSORS, like=ag.softmax)
-def softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
+def softmax(
+    input: torch.Tensor,
+    dim: int = -1,
+    dtype: torch.dtype | None = None,
+    *,
+    axis: int | None = None,
+    num_threads: int | None = None,
+) -> torch.Tensor:
     """Compute the softmax along one dimension, like `torch.softmax`.
 
     Parameters
     ----------
+    dim : int, default -1
+        The dimension of the softmax.
+    axis : int, optional
+        Another name of `dim`.
     dtype : torch.dtype, optional
         The dtype that `input`, of any real dtype, is converted to first: float32, float16, bfloat16 or float64. The
         gradient has the dtype of `input`.
@@ -125,11 +157,19 @@ def softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None
     >>> agt.softmax(torch.zeros(2))
     tensor([0.5000, 0.5000])
     """
-    return apply(_Softmax, _converted("softmax", input, dtype), dim)
+    input = _converted("softmax", input, dtype)
+    return _along(_Softmax, "softmax", input, dim=dim, axis=axis, num_threads=num_threads)
 
 
 @documented(TENSORS, like=softmax)
-def log_softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
+def log_softmax(
+    input: torch.Tensor,
+    dim: int = -1,
+    dtype: torch.dtype | None = None,
+    *,
+    axis: int | None = None,
+    num_threads: int | None = None,
+) -> torch.Tensor:
     """Compute the natural logarithm of the softmax along one dimension, like `torch.log_softmax`.
 
     Examples
@@ -139,12 +179,18 @@ def log_softmax(input: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = 
     >>> agt.log_softmax(torch.zeros(2)).exp()
     tensor([0.5000, 0.5000])
     """
-    return apply(_LogSoftmax, _converted("log_softmax", input, dtype), dim)
+    input = _converted("log_softmax", input, dtype)
+    return _along(_LogSoftmax, "log_softmax", input, dim=dim, axis=axis, num_threads=num_threads)
 
 
 @documented(TENSORS, like=ag.scaled_masked_softmax)
 def scaled_masked_softmax(
-    x: torch.Tensor, mask: torch.Tensor, scale: float = 1.0, fix_triu_mask: bool = False
+    x: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float = 1.0,
+    fix_triu_mask: bool = False,
+    *,
+    num_threads: int | None = None,
 ) -> torch.Tensor:
     r"""Compute the softmax over the last dimension of (-10000 where `mask` is True, else :math:`x\cdot` scale).
 
@@ -162,8 +208,10 @@ def scaled_masked_softmax(
     >>> agt.scaled_masked_softmax(torch.zeros(1, 1, 1, 4), mask)
     tensor([[[[0.5000, 0.5000, 0.0000, 0.0000]]]])
     """
-    check_tensors("scaled_masked_softmax", x=x, mask=mask)
-    return apply(_ScaledMaskedSoftmax, x, mask, _scale_of("scaled_masked_softmax", scale, fix_triu_mask))
+    name = "scaled_masked_softmax"
+    check_tensors(name, x=x, mask=mask)
+    check_floating(name, x=x)
+    return apply(_ScaledMaskedSoftmax, x, mask, _scale_of(name, scale, fix_triu_mask), _threads(name, num_threads))
 
 
 def _scale_of(operator: str, scale: Any, fix_triu_mask: object) -> Any:
@@ -185,7 +233,14 @@ def _scale_of(operator: str, scale: Any, fix_triu_mask: object) -> Any:
 
 
 @documented(TENSORS, like=ag.softmax_backward)
-def softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int = -1) -> torch.Tensor:
+def softmax_backward(
+    grad_output: torch.Tensor,
+    output: torch.Tensor,
+    dim: int = -1,
+    *,
+    axis: int | None = None,
+    num_threads: int | None = None,
+) -> torch.Tensor:
     r"""Compute the gradient with respect to the input of a softmax, like `ascend_grad.softmax_backward`.
 
     The result has gradients of any order with respect to both tensors.
@@ -198,11 +253,20 @@ def softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int =
     tensor([ 0.1875, -0.1875])
     """
     check_tensors("softmax_backward", grad_output=grad_output, output=output)
-    return apply(_SoftmaxBackward, grad_output, output, dim)
+    return _along(
+        _SoftmaxBackward, "softmax_backward", grad_output, output, dim=dim, axis=axis, num_threads=num_threads
+    )
 
 
 @documented(TENSORS, like=ag.log_softmax_backward)
-def log_softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int = -1) -> torch.Tensor:
+def log_softmax_backward(
+    grad_output: torch.Tensor,
+    output: torch.Tensor,
+    dim: int = -1,
+    *,
+    axis: int | None = None,
+    num_threads: int | None = None,
+) -> torch.Tensor:
     r"""Compute the gradient with respect to the input of a log-softmax, like `ascend_grad.log_softmax_backward`.
 
     The result has gradients of any order with respect to both tensors.
@@ -215,7 +279,9 @@ def log_softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: i
     tensor([ 0.7500, -0.7500])
     """
     check_tensors("log_softmax_backward", grad_output=grad_output, output=output)
-    return apply(_LogSoftmaxBackward, grad_output, output, dim)
+    return _along(
+        _LogSoftmaxBackward, "log_softmax_backward", grad_output, output, dim=dim, axis=axis, num_threads=num_threads
+    )
 
 
 @documented(TENSORS, like=ag.scaled_masked_softmax_backward)
@@ -225,6 +291,8 @@ def scaled_masked_softmax_backward(
     mask: torch.Tensor,
     scale: float = 1.0,
     fix_triu_mask: bool = False,
+    *,
+    num_threads: int | None = None,
 ) -> torch.Tensor:
     r"""Compute the gradient with respect to the input of a scaled and masked softmax.
 
@@ -240,11 +308,7 @@ def scaled_masked_softmax_backward(
     >>> agt.scaled_masked_softmax_backward(g, y, torch.tensor([False, True]).reshape(1, 1, 1, 2), 2.0)
     tensor([[[[0.3750, 0.0000]]]])
     """
-    check_tensors("scaled_masked_softmax_backward", grad_output=grad_output, y=y, mask=mask)
-    return apply(
-        _ScaledMaskedSoftmaxBackward,
-        grad_output,
-        y,
-        mask,
-        _scale_of("scaled_masked_softmax_backward", scale, fix_triu_mask),
-    )
+    name = "scaled_masked_softmax_backward"
+    check_tensors(name, grad_output=grad_output, y=y, mask=mask)
+    settings = _scale_of(name, scale, fix_triu_mask), _threads(name, num_threads)
+    return apply(_ScaledMaskedSoftmaxBackward, grad_output, y, mask, *settings)

@@ -84,13 +84,12 @@ def test_whatever_numpy_takes_is_accepted(value, backend):
         assert_identical(ag.softmax_backward(value, value, backend=backend), ag.softmax_backward(plain, plain))
 
 
+#: What forward functions convert to float64, and gradients refuse.
+INTEGERS = {"list of ints": [1, 2, 3], "int": 3, "bool": True}
 REFUSED = {
-    "list of ints": [1, 2, 3],
     "ragged list": [[1.0], [2.0, 3.0]],
     "list of text": ["1.0"],
     "list with None": [1.0, None],
-    "int": 3,
-    "bool": True,
     "object": object(),
     "hostile": Hostile(),
     "function": len,
@@ -101,14 +100,18 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("value", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("value", [*REFUSED.values(), *INTEGERS.values()], ids=[*REFUSED, *INTEGERS])
 @pytest.mark.parametrize("operator", UNMASKED)
 def test_objects_that_are_no_floating_arrays(operator, value, backend):
+    function = getattr(ag, operator)
+    if not operator.endswith("backward") and any(value is each for each in INTEGERS.values()):
+        assert_identical(function(value, backend=backend), function(np.array(value, np.float64), backend=backend))
+        return
     good = np.zeros(2)
     for position in range(len(ARRAYS[operator])):
         arguments: list[Any] = [good] * len(ARRAYS[operator])
         arguments[position] = value
-        error = outcome(getattr(ag, operator), *arguments, backend=backend)
+        error = outcome(function, *arguments, backend=backend)
         assert type(error) is TYPE
         assert f"{operator}: {ARRAYS[operator][position]}: expected " in str(error)
 
@@ -165,10 +168,10 @@ def test_meanings_are_not_lost_on_the_way_to_an_array(value, operator, backend):
 
 def test_messages_name_the_class(backend):
     error = outcome(ag.softmax, np.ma.array([1.0]), backend=backend)
-    expected = "an array that computes as numpy.ndarray does (filled() makes one of its elements)"
-    assert f"input: expected {expected}, got {np.ma.MaskedArray.__module__}.MaskedArray [161002 " in str(error)
+    expected = "an array that computes as numpy.ndarray does (x.filled(value) makes one of its elements)"
+    assert f"input: expected {expected}, got {np.ma.MaskedArray.__module__}.MaskedArray" in str(error)
     error = outcome(ag.softmax, np.ones(2), out=np.ma.array([1.0, 2.0]), backend=backend)
-    assert f"out: expected {expected}, got {np.ma.MaskedArray.__module__}.MaskedArray [161002 " in str(error)
+    assert f"out: expected {expected}, got {np.ma.MaskedArray.__module__}.MaskedArray" in str(error)
     error = outcome(ag.softmax, np.ones(2).view(np.matrix), backend=backend)
     assert "(numpy.asarray makes one of its elements), got " in str(error)
     for name, error in {
@@ -176,7 +179,7 @@ def test_messages_name_the_class(backend):
         "num_threads": outcome(ag.softmax, [1.0], num_threads=True, backend=backend),
     }.items():
         assert f"{name}: expected " in str(error)
-        assert ", got bool True [161002 " in str(error)
+        assert ", got bool True" in str(error)
 
 
 class Index:

@@ -17,16 +17,16 @@ SCALE = torch.tensor([0.5], dtype=torch.float64)
 def softmax_cases():
     for shape in [(), (5,), (3, 4), (2, 0, 3)]:
         x, y = torch.randn(shape), torch.rand(shape)
-        yield pytest.param(OPS.softmax, (x, -1), id=f"softmax {shape}")
-        yield pytest.param(OPS.log_softmax, (x, 0), id=f"log_softmax {shape}")
-        yield pytest.param(OPS.softmax_backward, (x, y, 0), id=f"softmax_backward {shape}")
-        yield pytest.param(OPS.log_softmax_backward, (x, y, -1), id=f"log_softmax_backward {shape}")
+        yield pytest.param(OPS.softmax, (x, -1, None), id=f"softmax {shape}")
+        yield pytest.param(OPS.log_softmax, (x, 0, None), id=f"log_softmax {shape}")
+        yield pytest.param(OPS.softmax_backward, (x, y, 0, None), id=f"softmax_backward {shape}")
+        yield pytest.param(OPS.log_softmax_backward, (x, y, -1, None), id=f"log_softmax_backward {shape}")
     x, mask = torch.randn(2, 3, 5, 4).transpose(2, 3), torch.rand(1, 3, 4, 5) < 0.5
     yield pytest.param(OPS.scaled_masked_softmax, (x, mask, SCALE), id="scaled_masked_softmax")
     yield pytest.param(
         OPS.scaled_masked_softmax_backward, (x, x.exp(), mask, SCALE), id="scaled_masked_softmax_backward"
     )
-    yield pytest.param(OPS.softmax, (torch.randn(4, 3, dtype=torch.bfloat16).T, 0), id="softmax bfloat16")
+    yield pytest.param(OPS.softmax, (torch.randn(4, 3, dtype=torch.bfloat16).T, 0, None), id="softmax bfloat16")
 
 
 def linear_cases():
@@ -104,15 +104,15 @@ def test_operators_keep_the_rules(operator, arguments: tuple):
 @pytest.mark.parametrize(
     ("operator", "shapes", "settings"),
     [
-        (OPS.softmax, [(4, 3)], (0,)),
-        (OPS.log_softmax, [(4, 3)], (-1,)),
-        (OPS.softmax_backward, [(4, 3), (4, 3)], (0,)),
-        (OPS.log_softmax_backward, [(4, 3), (4, 3)], (-1,)),
-        (OPS.scaled_masked_softmax, [(2, 3, 4, 5)], (torch.arange(20).reshape(1, 1, 4, 5) % 3 == 0, SCALE)),
+        (OPS.softmax, [(4, 3)], (0, None)),
+        (OPS.log_softmax, [(4, 3)], (-1, None)),
+        (OPS.softmax_backward, [(4, 3), (4, 3)], (0, None)),
+        (OPS.log_softmax_backward, [(4, 3), (4, 3)], (-1, None)),
+        (OPS.scaled_masked_softmax, [(2, 3, 4, 5)], (torch.arange(20).reshape(1, 1, 4, 5) % 3 == 0, SCALE, None)),
         (
             OPS.scaled_masked_softmax_backward,
             [(2, 3, 4, 5), (2, 3, 4, 5)],
-            (torch.arange(20).reshape(1, 1, 4, 5) % 3 == 0, SCALE),
+            (torch.arange(20).reshape(1, 1, 4, 5) % 3 == 0, SCALE, None),
         ),
     ],
 )

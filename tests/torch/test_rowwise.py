@@ -341,6 +341,44 @@ def test_a_batch_of_scales():
         agt.scaled_masked_softmax(x[0], mask, scales)
 
 
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "softmax_backward", "log_softmax_backward"])
+def test_another_name_of_the_dimension(name: str):
+    function, tensors = getattr(agt, name), [torch.rand(3, 4)] * (2 if name.endswith("backward") else 1)
+    assert torch.equal(function(*tensors, axis=0), function(*tensors, dim=0))
+    with pytest.raises(TypeError, match=rf"^{name}\(\) got dim and axis, which are two names of one argument"):
+        function(*tensors, dim=0, axis=0)
+    with pytest.raises(ag.ParamInvalidError, match=rf"^{name}: dim: expected a value in \[-2, 1\], got 2"):
+        function(*tensors, axis=2)
+
+
+def test_a_number_of_threads():
+    x = torch.randn(300, 1000, requires_grad=True)
+    mask = torch.zeros(1, 1, 300, 1000, dtype=torch.bool)
+    assert torch.equal(agt.softmax(x, num_threads=1), agt.softmax(x, num_threads=2))
+    masked_once = agt.scaled_masked_softmax(x[None, None], mask, 0.5, num_threads=1)
+    assert torch.equal(masked_once, agt.scaled_masked_softmax(x[None, None], mask, 0.5))
+    agt.log_softmax(x, num_threads=2).sum().backward()
+    with pytest.raises(ag.ParamInvalidError, match="softmax: num_threads: expected"):
+        agt.softmax(x, num_threads=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
+def test_integers_are_refused(dtype: torch.dtype):
+    x = torch.ones(1, 1, 2, 3).to(dtype)
+    for call in (
+        lambda: agt.softmax(x),
+        lambda: agt.log_softmax(x),
+        lambda: agt.scaled_masked_softmax(x, x.bool()),
+        lambda: agt.cross_entropy(x[0, 0], torch.tensor([0, 1])),
+        lambda: agt.linear_cross_entropy(x[0, 0], x[0, 0], torch.tensor([0, 1])),
+    ):
+        with pytest.raises(
+            ag.ParamTypeError, match=r": expected dtype float32.*\(float\(\) converts it\), got"
+        ):
+            call()
+    assert torch.equal(agt.softmax(x, dtype=torch.float32), torch.full((1, 1, 2, 3), 1 / 3))
+
+
 def test_a_scale_has_no_gradient():
     x, mask = torch.randn(1, 1, 2, 3), torch.zeros(1, 1, 2, 3, dtype=torch.bool)
     with pytest.raises(ag.ParamTypeError, match="scale: expected a number, got a tensor that requires a gradient"):
@@ -369,11 +407,13 @@ def test_backward_functions_are_those_of_arrays(name: str, dtype: torch.dtype):
     result = function(g, y, *others)
     assert torch.equal(result, getattr(ag, name)(g, y, *others))
     tensors = [torch.tensor(each, dtype=torch.float64) if isinstance(each, float) else each for each in others]
-    assert torch.equal(getattr(torch.ops.ascend_grad, name)(g, y, *tensors), result)
+    assert torch.equal(getattr(torch.ops.ascend_grad, name)(g, y, *tensors, None), result)
     first, second = inspect.signature(getattr(ag, name)).parameters, inspect.signature(function).parameters
-    kept = [each for each in first if each not in ("out", "backend", "num_threads")]
-    assert list(second) == kept
-    assert [second[each].default for each in kept] == [first[each].default for each in kept]
+    assert set(second) == first.keys() - {"out", "backend"}
+    of_torch = {"axis": "dim", "dim": "axis"}
+    assert [second[of_torch.get(each, each)].default for each in first if each in second] == [
+        first[each].default for each in first if each in second
+    ]
 
 
 @pytest.mark.parametrize("name", BACKWARD_FUNCTIONS)

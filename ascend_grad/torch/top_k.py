@@ -1,0 +1,133 @@
+"""The largest log-probabilities of a linear layer."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+
+import ascend_grad as ag
+
+from ..arguments import integer, real_number, thread_count
+from ..errors import AscendGradError, rename
+from ..operators.results import LinearTopK
+from ..operators.signatures import documented
+from ..operators.table import LINEAR_TOP_K
+from .linear import linear_cross_entropy
+from .operators import accumulator, linear_flops, one_after_another, register, register_flops
+from .tensors import TENSORS, check_floating, check_tensors, detached, optional
+
+_NAME = LINEAR_TOP_K.name
+_NAMES = {"weight": "linear_weight", "bias": "linear_bias"}
+
+
+def _compute(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    temperatures: torch.Tensor | None,
+    k: int,
+    temperature: float,
+    logit_scale: float,
+    softcap: float | None,
+    num_threads: int | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return ag.linear_top_k(
+        detached(input),
+        detached(weight),
+        k,
+        bias=optional(bias),
+        temperature=temperature if temperatures is None else detached(temperatures),
+        logit_scale=logit_scale,
+        softcap=softcap,
+        num_threads=num_threads,
+    )
+
+
+def _fake(input: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = *input.shape[:-1], others[3]
+    return input.new_empty(shape, dtype=accumulator(input)), input.new_empty(shape, dtype=torch.int64)
+
+
+register(
+    _NAME,
+    "(Tensor input, Tensor weight, Tensor? bias, Tensor? temperatures, SymInt k, float temperature, float logit_scale, "
+    "float? softcap, SymInt? num_threads) -> (Tensor log_prob, Tensor index)",
+    _compute,
+    _fake,
+    one_after_another,
+)
+register_flops(_NAME, lambda rows, weight, *_, **__: linear_flops((prod(rows[:-1]),), weight, 1))
+
+
+@documented(TENSORS, like=ag.linear_top_k)
+def linear_top_k(
+    input: torch.Tensor,
+    linear_weight: torch.Tensor,
+    k: int,
+    *,
+    linear_bias: torch.Tensor | None = None,
+    temperature: float | torch.Tensor = 1.0,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    num_threads: int | None = None,
+) -> LinearTopK[torch.Tensor]:
+    """Compute the k largest log-probabilities of a linear layer for each row, without storing all logits.
+
+    It is `ascend_grad.linear_top_k` for tensors. The log-probabilities have a gradient, for which they are computed a
+    second time, as those of given targets.
+
+    Parameters
+    ----------
+    linear_weight : torch.Tensor, shape (V, H)
+        The layer's weight, of the dtype of `input`, with at least one row.
+    linear_bias : torch.Tensor, shape (V,), optional
+        The layer's bias.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import ascend_grad.torch as agt
+    >>> logits = torch.tensor([[0.5, 0.125, 0.25, 0.125]]).log()
+    >>> log_prob, index = agt.linear_top_k(torch.eye(1), logits.T, 3)
+    >>> index
+    tensor([[0, 2, 1]])
+    >>> log_prob.exp()
+    tensor([[0.5000, 0.2500, 0.1250]])
+    """
+    tensors = {"input": input, "linear_weight": linear_weight}
+    tensors |= {} if linear_bias is None else {"linear_bias": linear_bias}
+    of_rows = temperature if isinstance(temperature, torch.Tensor) else None
+    check_tensors(_NAME, **tensors, **({} if of_rows is None else {"temperature": of_rows}))
+    check_floating(_NAME, input=input, linear_weight=linear_weight)
+    k = k if type(k) in (int, torch.SymInt) else integer(k, "k", _NAME)
+    threads = None if num_threads is None else thread_count(num_threads, _NAME)
+    numbers = (
+        real_number(1.0 if isinstance(temperature, torch.Tensor) else temperature, "temperature", _NAME),
+        real_number(logit_scale, "logit_scale", _NAME),
+        None if softcap is None else real_number(softcap, "softcap", _NAME),
+    )
+    with torch.no_grad():
+        try:
+            found = torch.ops.ascend_grad.linear_top_k(input, linear_weight, linear_bias, of_rows, k, *numbers, threads)
+        except AscendGradError as error:
+            rename(error, _NAME, _NAMES)
+            raise
+    log_prob, index = found
+    if torch.is_grad_enabled() and any(each.requires_grad for each in tensors.values()):
+        result = linear_cross_entropy(
+            input,
+            linear_weight,
+            index,
+            linear_bias=linear_bias,
+            target_prob=0,
+            reduction="sum",
+            temperature=temperature,
+            logit_scale=logit_scale,
+            softcap=softcap,
+            outputs=("log_prob",),
+            num_threads=num_threads,
+        )
+        log_prob = result.log_prob
+    return LinearTopK(log_prob, index)
