@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from .._call import Call, Operator
 from .._loss_arguments import weight_sums
+from ..errors import ParamInvalidError
 from ..operators.options import NUMBER_OR_PER_ROW, OPTIONS, PER_CLASS, PER_ROW, PER_TARGET
 from ..operators.results import loss_result
 from . import tasks
@@ -71,6 +72,15 @@ def row_blocks(operator: Operator, values: dict[str, Any], num_threads: int | No
     given = [*operator.array_names, *(name for name in operator.optional_names if _is_array(values, name))]
     arrays = as_dask_arrays(values, given, operator)
     call = validated(operator, values | _stand_ins(operator, arrays), num_threads)
+    if "weight" in arrays and arrays["input"].ndim != 2:
+        expected = (
+            f"rank 2 (input.reshape(-1, {arrays['weight'].shape[-1]}) has it, targets are then target.reshape(-1))"
+        )
+        message = f"input: expected {expected}, got shape {arrays['input'].shape}"
+        raise ParamInvalidError(message, operator=operator.name)
+    for name in ("input", "weight"):
+        if name in arrays and arrays[name].dtype.kind in "iub":
+            arrays[name] = arrays[name].astype(call.arguments[name].dtype)
     axis = call.arguments.get("dim", 1)
     if arrays["input"].ndim:
         check_one_chunk(arrays["input"], axis, "input", operator)

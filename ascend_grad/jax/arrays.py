@@ -31,6 +31,26 @@ def as_array(value: object, name: str, operator: str) -> jax.Array | None:
         raise ParamTypeError(message, operator=operator) from error
 
 
+def converted(arrays: dict[str, jax.Array | None], *names: str) -> dict[str, Any]:
+    """Convert integers and truth values among the named arrays, and targets of any integer dtype.
+
+    Logits become JAX's default inexact dtype. One integer operand of a layer takes the other's dtype.
+    """
+    floats = {name: arrays[name] for name in names if arrays.get(name) is not None}
+    given = [each.dtype for each in floats.values() if each is not None and jnp.issubdtype(each.dtype, jnp.inexact)]
+    dtype = given[0] if given else jnp.result_type(float)
+    found: dict[str, Any] = {**arrays}
+    for name, each in floats.items():
+        if each is not None and (jnp.issubdtype(each.dtype, jnp.integer) or each.dtype == jnp.bool_):
+            found[name] = each.astype(dtype)
+    target = arrays.get("target")
+    if target is not None and jnp.issubdtype(target.dtype, jnp.integer) and target.dtype not in (np.int32, np.int64):
+        integer = jax.dtypes.canonicalize_dtype(np.int64)
+        # Targets beyond the range stay outside of every vocabulary.
+        found["target"] = jnp.minimum(target, min(np.iinfo(integer).max, jnp.iinfo(target.dtype).max)).astype(integer)
+    return found
+
+
 def _stand_in(array: jax.Array, value: int) -> np.ndarray:
     """Return an array of the same shape and dtype, with one value, in no memory."""
     # Random keys have a dtype that NumPy lacks.

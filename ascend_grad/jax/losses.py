@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -10,14 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..operators.options import NUMBER_OR_PER_ROW, OPTIONS, OUTPUTS
+from ..operators.options import NUMBER_OR_PER_ROW, OPTIONS, OUTPUTS, PER_ROW, PER_TARGET
 from ..operators.results import loss_result
 from ..operators.table import OPERATORS
-from .arrays import as_array, check
+from .arrays import as_array, check, converted
 from .meshes import aligned, compiled_call, compiled_in_manual_mesh, sharded_as
 
 #: Options that are one number or an array with a number for each row.
 _NUMBERS_OR_ROWS = tuple(option.name for option in OPTIONS.values() if option.kind == NUMBER_OR_PER_ROW)
+#: Kinds of options that may be arrays with numbers for each row.
+_OF_ROWS = (NUMBER_OR_PER_ROW, PER_ROW, PER_TARGET)
 #: Outputs of a loss that have a gradient.
 _DIFFERENTIABLE = tuple(output.name for output in OUTPUTS.values() if output.has_gradient)
 #: Arrays of a loss that have gradients.
@@ -159,6 +162,16 @@ def _scaled(gradient: jax.Array, factor: jax.Array) -> jax.Array:
 # ---- arguments -------------------------------------------------------------------------------------------------------
 
 
+def _merged(name: str, array: jax.Array, leading: int) -> jax.Array:
+    """Return an array of a layer's loss with one dimension of rows instead of `leading` ones."""
+    is_of_rows = name in ("input", "target") or (name in OPTIONS and OPTIONS[name].kind in _OF_ROWS)
+    return (
+        array.reshape((math.prod(array.shape[:leading]), *array.shape[leading:]))
+        if is_of_rows and array.ndim
+        else array
+    )
+
+
 def loss(operator: str, values: dict[str, Any]) -> Any:
     """Compute what the function of a loss returns. `values` has its arguments by name."""
     contract = OPERATORS[operator]
@@ -178,7 +191,10 @@ def loss(operator: str, values: dict[str, Any]) -> Any:
     constants |= {name: 0.0 if arguments[name] is None else arguments[name] for name in others if name in arguments}
     outputs = constants.pop("outputs")
 
-    arrays = {name: each for name, each in found.items() if each is not None}
+    arrays = {name: each for name, each in converted(found, "input", "weight").items() if each is not None}
+    leading = arrays["input"].shape[:-1] if "weight" in arrays else ()
+    if len(leading) > 1:
+        arrays = {name: _merged(name, each, len(leading)) for name, each in arrays.items()}
     if not arrays["input"].ndim:
         arrays["input"] = arrays["input"].reshape(1)
     input = arrays["input"]
@@ -195,5 +211,7 @@ def loss(operator: str, values: dict[str, Any]) -> Any:
     results = _loss_on_any_mesh(settings, layer, arrays)
     # The rows' numbers have the sharding of the rows of `input`.
     results = {name: sharded_as(each, input, axis) if each.ndim else each for name, each in results.items()}
+    if len(leading) > 1:
+        results = {name: each.reshape(leading) if each.ndim else each for name, each in results.items()}
     names = ("loss", *outputs)
     return loss_result(names, map(results.__getitem__, names)) if outputs else results["loss"]

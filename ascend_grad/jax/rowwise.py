@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _xla_rowwise
-from .arrays import as_array, check
+from .arrays import as_array, check, converted
 from .meshes import aligned, compiled_call, sharded_as
 
 _TARGET = "ascend_grad_rowwise"
@@ -95,6 +95,7 @@ def _call(operator: str, arrays: dict[str, Any], **settings: Any) -> jax.Array:
     """Check and compute an operator. A dimension is counted from the end, as a negative number."""
     found = {name: as_array(each, name, operator) for name, each in arrays.items()}
     arguments, _ = check(operator, found, **settings)
+    found = converted(found, next(iter(found)))
     ((name, _),) = settings.items()
     first, *mask = aligned(found).values()
     if not first.ndim:

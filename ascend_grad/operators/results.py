@@ -150,4 +150,4 @@ def _added(result: Any, other: object) -> tuple:
     return tuple(result) + other if isinstance(other, tuple) else _refused(result)
 
 
-_METHODS = {"__reduce__": _reduced, "__add__": _added, **dict.fromkeys(_ARITHMETIC, _refused)}
+_METHODS = {"__reduce__": _reduced, "__add__": _added, "__array_ufunc__": None, **dict.fromkeys(_ARITHMETIC, _refused)}

@@ -17,7 +17,7 @@ from .gradients import scaled, second_order_error, without_second_order
 from .loss_operators import ROWS_OF
 from .operators import apply, register_gradient
 from .outputs import Computed, check_outputs, requested
-from .tensors import check_tensors, refuse_jit_trace
+from .tensors import check_floating, check_tensors, refuse_jit_trace
 
 if TYPE_CHECKING:
     from ..option_types import LossOptions, Outputs
@@ -140,7 +140,7 @@ def cross_entropy(
     ----------
     input : torch.Tensor, shape (C,), (N, C) or (N, C, d1, ...)
         The logits, in any layout; float32, float16, bfloat16 or float64.
-    target : torch.Tensor of int64 or int32, shape (), (N,) or (N, d1, ...)
+    target : torch.Tensor of an integer dtype, shape (), (N,) or (N, d1, ...)
         The class of each row, in [0, C), or `ignore_index`. With `target_prob` there is one more dimension, the last
         one, of K classes.
     weight : torch.Tensor, shape (C,), optional
@@ -217,6 +217,7 @@ def unrounded_loss(
     given = {names.get(name, name): each for name, each in tensors.items()}
     refuse_jit_trace(operator)
     check_tensors(operator, **{input_name: input}, target=target, **given)
+    check_floating(operator, **{input_name: input})
     loss_operators.check_target_dtype(operator, "target", target)
     loss_operators.refuse_gradients(operator, given)
     loss_operators.check_reduction(operator, reduction)
@@ -235,7 +236,7 @@ def unrounded_loss(
         **of_rows,
         **values,
         "input": input,
-        "target": target,
+        "target": loss_operators.class_ids(target),
         "numbers": traced,
         "dim": dim,
         "reduction": reduction,

@@ -17,7 +17,7 @@ from .gradients import scaled, second_order_error, without_second_order
 from .loss_operators import ROWS_OF
 from .operators import apply, register_gradient
 from .outputs import Computed, check_outputs, computed_outputs, no_lse_error, statistics
-from .tensors import check_tensors, refuse_jit_trace
+from .tensors import check_floating, check_tensors, refuse_jit_trace
 
 if TYPE_CHECKING:
     from .vocabulary_parallel import VocabularyShard
@@ -156,7 +156,7 @@ def unrounded_loss(
         input, linear_weight = _lower_precision(input), _lower_precision(linear_weight)
     checked(shard, partial(_check_dtypes, names, input, linear_weight, given))
     shape = input.shape[:-1]
-    rows, classes, options = _as_batch(input, target, options)
+    rows, classes, options = _as_batch(input, loss_operators.class_ids(target), options)
     outputs = options["outputs"]
     with_gradients = torch.is_grad_enabled() and reduction != "none" and rows.dtype != torch.float16
     layer = {"input": rows, "weight": linear_weight, "bias": options.get("bias")}
@@ -237,7 +237,9 @@ def converted(operator: str, options: Options) -> tuple[dict[str, Any], torch.Te
 def _as_batch(
     input: torch.Tensor, target: torch.Tensor, options: Options
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-    """Return the arguments of a batch of rows: a single row is a batch of one, a temperature holds for all rows.
+    """Return the arguments of a batch of rows. A single row is a batch of one, and leading dimensions are merged.
+
+    A temperature without dimensions holds for all rows.
 
     Options that are numbers or tensors of the rows have the names of the tensors in the schema, if they are tensors.
     """
@@ -253,7 +255,13 @@ def _as_batch(
     if input.dim() == 2:
         return input, target, given
     of_rows = [*(ROWS_OF[name] for name in rows), *(name for name in _OF_ROWS if given.get(name) is not None)]
-    return input.unsqueeze(0), target.unsqueeze(0), {**given, **{name: given[name].unsqueeze(0) for name in of_rows}}
+    leading = input.dim() - 1
+
+    def batch(tensor: torch.Tensor) -> torch.Tensor:
+        """Return a view of one leading dimension, if the strides allow it."""
+        return tensor.flatten(0, leading - 1) if leading else tensor.unsqueeze(0)
+
+    return batch(input), batch(target), {**given, **{name: batch(given[name]) for name in of_rows}}
 
 
 #: The tensors with numbers for each row.
@@ -277,8 +285,9 @@ def _check_shapes(
     target_prob: torch.Tensor | None,
 ) -> None:
     operator = names.operator
+    check_floating(operator, **{names.input: input, names.weight: linear_weight})
     loss_operators.check_target_dtype(operator, names.target, target)
-    if input.dim() not in (1, 2):
+    if input.dim() == 0 or (input.dim() > 2 and names.operator != _NAME):  # the compat modules take torch's ranks
         message = f"{names.input}: expected shape (N, in_features) or (in_features,), got {tuple(input.shape)}"
         raise ParamInvalidError(message, operator=operator)
     if linear_weight.dim() != 2 or linear_weight.shape[1] != input.shape[-1]:

@@ -13,7 +13,7 @@ from torch.autograd import Function
 from ..arguments import real_number, shown, truth_value
 from ..errors import ParamInvalidError, ParamTypeError
 from .operators import apply, is_traced, register_gradient, rowwise, traced_number
-from .tensors import check_tensors
+from .tensors import check_floating, check_tensors
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -159,6 +159,7 @@ def _converted(operator: str, input: torch.Tensor, dtype: torch.dtype | None) ->
     """Check the tensor and convert it to `dtype`, if it is given."""
     check_tensors(operator, input=input)
     if dtype is None:
+        check_floating(operator, input=input)
         return input
     if dtype not in _DTYPES:
         expected = f"None or one of {', '.join(map(str, _DTYPES))}"
@@ -283,6 +284,7 @@ def scaled_masked_softmax(
     tensor([[[[0.5000, 0.5000, 0.0000, 0.0000]]]])
     """
     check_tensors("scaled_masked_softmax", x=x, mask=mask)
+    check_floating("scaled_masked_softmax", x=x)
     return apply(_ScaledMaskedSoftmax, x, mask, _scale_of("scaled_masked_softmax", scale, fix_triu_mask))
 
 

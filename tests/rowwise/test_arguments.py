@@ -84,13 +84,13 @@ def test_whatever_numpy_takes_is_accepted(value, backend):
         assert_identical(ag.softmax_backward(value, value, backend=backend), ag.softmax_backward(plain, plain))
 
 
+#: Objects that forward operators convert to float64, and gradients refuse.
+INTEGERS = {"list of ints": [1, 2, 3], "int": 3, "bool": True}
 REFUSED = {
-    "list of ints": [1, 2, 3],
+    **INTEGERS,
     "ragged list": [[1.0], [2.0, 3.0]],
     "list of text": ["1.0"],
     "list with None": [1.0, None],
-    "int": 3,
-    "bool": True,
     "object": object(),
     "hostile": Hostile(),
     "function": len,
@@ -101,8 +101,15 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("value", REFUSED.values(), ids=REFUSED)
-@pytest.mark.parametrize("operator", UNMASKED)
+@pytest.mark.parametrize(
+    ("operator", "value"),
+    [
+        pytest.param(operator, value, id=f"{operator}-{label}")
+        for operator in UNMASKED
+        for label, value in REFUSED.items()
+        if label not in INTEGERS or operator.endswith("backward")
+    ],
+)
 def test_objects_that_are_no_floating_arrays(operator, value, backend):
     good = np.zeros(2)
     for position in range(len(ARRAYS[operator])):
@@ -111,6 +118,13 @@ def test_objects_that_are_no_floating_arrays(operator, value, backend):
         error = outcome(getattr(ag, operator), *arguments, backend=backend)
         assert type(error) is TYPE
         assert f"{operator}: {ARRAYS[operator][position]}: expected " in str(error)
+
+
+@pytest.mark.parametrize("value", INTEGERS.values(), ids=INTEGERS)
+@pytest.mark.parametrize("operator", ["softmax", "log_softmax"])
+def test_integers_become_float64(operator, value, backend):
+    result = getattr(ag, operator)(value, backend=backend)
+    assert_identical(result, getattr(ag, operator)(np.asarray(value, np.float64), backend=backend))
 
 
 @pytest.mark.parametrize("kind", [np.memmap, np.recarray, Noted])
@@ -165,18 +179,18 @@ def test_meanings_are_not_lost_on_the_way_to_an_array(value, operator, backend):
 
 def test_messages_name_the_class(backend):
     error = outcome(ag.softmax, np.ma.array([1.0]), backend=backend)
-    expected = "an array that computes as numpy.ndarray does (filled() makes one of its elements)"
-    assert f"input: expected {expected}, got {np.ma.MaskedArray.__module__}.MaskedArray [161002 " in str(error)
+    expected = "an array that computes as numpy.ndarray does (x.filled(value) makes one of its elements)"
+    assert f"input: expected {expected}, got {np.ma.MaskedArray.__module__}.MaskedArray" in str(error)
     error = outcome(ag.softmax, np.ones(2), out=np.ma.array([1.0, 2.0]), backend=backend)
-    assert f"out: expected {expected}, got {np.ma.MaskedArray.__module__}.MaskedArray [161002 " in str(error)
+    assert f"out: expected {expected}, got {np.ma.MaskedArray.__module__}.MaskedArray" in str(error)
     error = outcome(ag.softmax, np.ones(2).view(np.matrix), backend=backend)
-    assert "(numpy.asarray makes one of its elements), got " in str(error)
+    assert "(numpy.asarray(x) makes one of its elements), got " in str(error)
     for name, error in {
         "dim": outcome(ag.softmax, [1.0], True, backend=backend),
         "num_threads": outcome(ag.softmax, [1.0], num_threads=True, backend=backend),
     }.items():
         assert f"{name}: expected " in str(error)
-        assert ", got bool True [161002 " in str(error)
+        assert ", got bool True" in str(error)
 
 
 class Index:
