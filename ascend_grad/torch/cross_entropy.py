@@ -131,7 +131,7 @@ def cross_entropy(
     ----------
     input : torch.Tensor, shape (C,), (N, C) or (N, C, d1, ...)
         The logits, in any layout; float32, float16, bfloat16 or float64.
-    target : torch.Tensor of int64 or int32, shape (), (N,) or (N, d1, ...)
+    target : torch.Tensor of an integer dtype, shape (), (N,) or (N, d1, ...)
         The class of each row, in [0, C), or `ignore_index`. With `target_prob` there is one more dimension, the last
         one, of K classes.
     weight : torch.Tensor, shape (C,), optional
@@ -217,7 +217,7 @@ def unrounded_loss(
         **of_rows,
         **values,
         "input": input,
-        "target": target,
+        "target": loss_operators.class_ids(target),
         "numbers": traced,
         "dim": dim,
         "reduction": reduction,

@@ -81,15 +81,16 @@ def linear_cross_entropy(
 
     Parameters
     ----------
-    input : torch.Tensor, shape (N, in_features) or (in_features,)
-        The layer's input; float32, float16, bfloat16 or float64.
+    input : torch.Tensor, shape (..., in_features)
+        The layer's input; float32, float16, bfloat16 or float64. Arrays of rows have its shape without the last
+        dimension; N below stands for all of these dimensions.
     linear_weight : torch.Tensor, shape (C, in_features) or (C, d1, ..., in_features)
         The layer's weight, of the dtype of `input`, in any layout. With further dimensions the loss has several
         dimensions: the classes are predicted separately at each of d1 * ... positions, from the same `input` of shape
         (N, in_features). `target`, `token_weight`, `target_prob` and a tensor of temperatures have the dimensions d1,
         ... after N, `linear_bias` after C. On the CPU, such losses of 16 bits are computed on a float32 copy of the
         weight.
-    target : torch.Tensor of int64 or int32, shape (N,) or (), or (N, K) or (K,) with `target_prob`
+    target : torch.Tensor of an integer dtype, shape (N,) or (), or (N, K) or (K,) with `target_prob`
         The class of each row, in [0, C), or `ignore_index`. Of tensors on an Ascend NPU another value is no error: the
         row's loss, its row of the gradient of `input` and all of that of `linear_weight` are NaN.
     linear_bias : torch.Tensor, shape (C,), optional

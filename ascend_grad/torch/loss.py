@@ -189,7 +189,7 @@ class LinearCrossEntropyLoss(_Module):
         ----------
         input : torch.Tensor, shape (N, in_features) or (in_features,)
             The layer's input.
-        target : torch.Tensor of int64 or int32, shape (N, ``*out_features``) or (); with `target_prob` (..., K)
+        target : torch.Tensor of an integer dtype, shape (N, ``*out_features``) or (); with `target_prob` (..., K)
             The class of each row, in [0, num_classes), or `ignore_index`.
         token_weight, target_prob, denominator
             As in `linear_cross_entropy`.

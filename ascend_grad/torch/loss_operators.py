@@ -16,7 +16,7 @@ import torch
 import ascend_grad as ag
 
 from ..arguments import MAX_INDEX, integer, real_number, shown, thread_count
-from ..errors import ParamInvalidError
+from ..errors import ParamInvalidError, ParamTypeError
 from ..operators.options import (
     NUMBER,
     NUMBER_OR_PER_ROW,
@@ -181,7 +181,7 @@ def checked_integers(operator: str, ignore_index: object, num_threads: object) -
     """Convert arguments to the schema's types. torch's own errors would name neither function nor argument."""
     ignored = IGNORE_INDEX if ignore_index is None else integer(ignore_index, "ignore_index", operator)
     if not -MAX_INDEX - 1 <= ignored <= MAX_INDEX:
-        expected = f"an int in [{-MAX_INDEX - 1}, {MAX_INDEX}]"
+        expected = "an int of 64 bits"
         raise ParamInvalidError(f"ignore_index: expected {expected}, got {shown(ignored)}", operator=operator)
     return ignored, None if num_threads is None else thread_count(num_threads, operator)
 
@@ -202,11 +202,24 @@ def as_classes(target: torch.Tensor) -> torch.Tensor:
 
 
 def check_target_dtype(operator: str, name: str, target: torch.Tensor) -> None:
-    """Refuse probabilities of all classes."""
+    """Refuse probabilities of all classes, and truth values."""
+    if target.dtype == torch.bool:
+        message = f"{name}: expected an integer dtype, got bool ({name}.long() makes classes of it)"
+        raise ParamTypeError(message, operator=operator)
     if target.is_floating_point():
         hint = "target_prob takes the probabilities of some classes"
         message = f"probabilities are not supported, got {target.dtype} ({hint})"
         raise NotImplementedError(f"{operator}: {name}: {message}")
+
+
+def class_ids(target: torch.Tensor) -> torch.Tensor:
+    """Return targets as int64 or int32. Those beyond int64 become its largest number, which no vocabulary has."""
+    if target.dtype in (torch.int64, torch.int32) or target.is_floating_point() or target.is_complex():
+        return target
+    converted = target.to(torch.int64)
+    if target.dtype == torch.uint64:
+        return torch.where(converted < 0, torch.iinfo(torch.int64).max, converted)
+    return converted
 
 
 def refuse_gradients(operator: str, options: Mapping[str, torch.Tensor]) -> None:

@@ -11,7 +11,7 @@ import torch
 from ..errors import ParamInvalidError, ParamTypeError
 from ..operators.options import NUMBER_OR_PER_ROW, OPTIONS, PER_CLASS, PER_ROW, PER_TARGET
 from .linear_loss import Names, Options, check_shape, checked, converted, refuse, unrounded_loss
-from .loss_operators import LINEAR, ROWS_OF, check_reduction, check_target_dtype, checked_integers
+from .loss_operators import LINEAR, ROWS_OF, check_reduction, check_target_dtype, checked_integers, class_ids
 from .operators import accumulator
 from .outputs import Computed
 from .tensors import check_tensors
@@ -71,6 +71,7 @@ def loss_of_positions(
     Positions are computed one after another. A mean is divided by the weights of the rows at all positions.
     """
     checked(shard, partial(_check_positions, input, linear_weight, target, reduction, options, shard))
+    target = class_ids(target)
     ignore_index, num_threads = checked_integers(_NAME, ignore_index, num_threads)
     numbers_checked, traced = converted(_NAME, {**options, "filter_eps": filter_eps})
     if traced is None:  # otherwise torch traces numbers, which the calls for the positions convert

@@ -77,6 +77,15 @@ def are_readable(tensors: Iterable[torch.Tensor]) -> bool:
     return not is_observed() and all(not each.is_meta and _is_memory(each) for each in tensors)
 
 
+def check_floating(operator: str, **tensors: torch.Tensor) -> None:
+    """Refuse tensors of integers and truth values, as torch's own functions do."""
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() and not tensor.is_complex():  # complex dtypes are refused with all others
+            expected = "dtype float32, float16, bfloat16 or float64"
+            got = f"{str(tensor.dtype).removeprefix('torch.')} ({name}.float() converts it)"
+            raise ParamTypeError(f"{name}: expected {expected}, got {got}", operator=operator)
+
+
 def refuse_jit_trace(operator: str) -> None:
     """Refuse `torch.jit.trace`, whose graphs have no lists of strings, which losses take."""
     if not torch.compiler.is_compiling() and torch.jit.is_tracing():

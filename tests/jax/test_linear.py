@@ -253,6 +253,25 @@ def test_large_problems_on_several_threads():
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
+def test_leading_dimensions():
+    rng = np.random.default_rng(3)
+    x, w, t = jnp.asarray(rng.normal(size=(2, 3, 4))), jnp.asarray(rng.normal(size=(5, 4))), jnp.arange(6) % 5
+    temperature = jnp.linspace(1, 2, 6)
+
+    def losses(x, w, *rows):
+        rows = [each.reshape(x.shape[:-1]) for each in (t, temperature)]
+        return agj.linear_cross_entropy(x, w, rows[0], temperature=rows[1], reduction="none", outputs=("lse",))
+
+    for function in (losses, jax.jit(losses)):
+        result, flat = function(x, w), function(x.reshape(6, 4), w)
+        for got, right in zip(result, flat, strict=True):
+            assert_identical(np.asarray(got), np.asarray(right).reshape(2, 3))
+    gradients = [jax.grad(lambda x, w: losses(x, w).loss.sum(), (0, 1))(each, w) for each in (x, x.reshape(6, 4))]
+    for got, right in zip(*gradients, strict=True):
+        assert_identical(np.asarray(got), np.asarray(right).reshape(got.shape))
+    assert jax.vmap(losses, (0, None))(jnp.stack([x, x]), w).loss.shape == (2, 2, 3)
+
+
 def test_bad_arguments():
     x, w, t = jnp.zeros((3, 2)), jnp.zeros((5, 2)), jnp.zeros(3, int)
     for arguments, settings, kind, message in (
@@ -262,7 +281,7 @@ def test_bad_arguments():
         ((x, w[:, :1], t), {}, INVALID, "weight: expected"),
         ((x, w, t[:2]), {}, INVALID, "target: expected shape"),
         ((x, w, [0, 1, 2]), {}, TYPE, "target: expected an array of jax or NumPy, or a number, got list"),
-        ((x, w, x), {}, TYPE, "target: expected dtype int32 or int64, got float64"),
+        ((x, w, x), {}, TYPE, "target: expected an integer dtype, got float64"),
         ((x, w, t), {"reduction": "middle"}, INVALID, "reduction: expected 'mean', 'sum' or 'none'"),
         ((x, w, t), {"temperature": 0.0}, INVALID, "temperature: expected a positive finite number, got 0.0"),
         ((x, w, t), {"temperature": w}, INVALID, "temperature: expected"),

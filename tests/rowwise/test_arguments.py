@@ -116,6 +116,13 @@ def test_objects_that_are_no_floating_arrays(operator, value, backend):
         assert f"{operator}: {ARRAYS[operator][position]}: expected " in str(error)
 
 
+@pytest.mark.parametrize("value", INTEGERS.values(), ids=INTEGERS)
+@pytest.mark.parametrize("operator", ["softmax", "log_softmax"])
+def test_integers_become_float64(operator, value, backend):
+    result = getattr(ag, operator)(value, backend=backend)
+    assert_identical(result, getattr(ag, operator)(np.asarray(value, np.float64), backend=backend))
+
+
 @pytest.mark.parametrize("kind", [np.memmap, np.recarray, Noted])
 def test_subclasses_without_a_meaning_of_their_own(operator, kind, backend, tmp_path):
     arguments = good_call(operator) | {"out": None, "backend": backend}
@@ -173,7 +180,7 @@ def test_messages_name_the_class(backend):
     error = outcome(ag.softmax, np.ones(2), out=np.ma.array([1.0, 2.0]), backend=backend)
     assert f"out: expected {expected}, got {np.ma.MaskedArray.__module__}.MaskedArray" in str(error)
     error = outcome(ag.softmax, np.ones(2).view(np.matrix), backend=backend)
-    assert "(numpy.asarray makes one of its elements), got " in str(error)
+    assert "(numpy.asarray(x) makes one of its elements), got " in str(error)
     for name, error in {
         "axis": outcome(ag.softmax, [1.0], True, backend=backend),
         "num_threads": outcome(ag.softmax, [1.0], num_threads=True, backend=backend),

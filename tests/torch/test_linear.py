@@ -357,10 +357,58 @@ def test_probabilities_are_refused():
         agt.linear_cross_entropy(x, w, torch.rand(N, C))
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_leading_dimensions(reduction: str):
+    x, w, target = problem(torch.float64)
+    weights = torch.linspace(0, 1, N, dtype=torch.float64)
+    results = []
+    for shape in ((), (3, 3), (1, 3, 3)):
+        leaf = x.detach().reshape(*(shape or (N,)), -1).requires_grad_()
+        keywords = {"token_weight": weights.reshape(shape or (N,)), "reduction": reduction, "outputs": ("lse",)}
+        result = agt.linear_cross_entropy(leaf, w, target.reshape(shape or (N,)), **keywords)
+        assert result.lse.shape == leaf.shape[:-1]
+        assert result.loss.shape == (leaf.shape[:-1] if reduction == "none" else ())
+        (gradient,) = torch.autograd.grad((result.loss * torch.ones_like(result.loss)).sum() + result.lse.sum(), leaf)
+        results.append([each.detach().flatten() for each in (result.loss, result.lse, gradient)])
+    for others in results[1:]:
+        assert all(map(torch.equal, results[0], others))
+    batch = torch.stack([x.detach().reshape(3, 3, -1)] * 2)
+    mapped = torch.vmap(lambda x: agt.linear_cross_entropy(x, w, target.reshape(3, 3), reduction="none"))(batch)
+    assert mapped.shape == (2, 3, 3)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "uint32", "uint64"])
+def test_targets_of_integer_dtypes(dtype: str):
+    x, w, target = problem(torch.float32)
+    target = target.clamp(0, C - 1)
+    converted = target.to(getattr(torch, dtype))
+    assert torch.equal(agt.linear_cross_entropy(x, w, converted), agt.linear_cross_entropy(x, w, target))
+    assert torch.equal(agt.cross_entropy(x @ w.T, converted), agt.cross_entropy(x @ w.T, target))
+    if dtype == "uint64":  # -100 modulo 2**64 is no ignore_index
+        with pytest.raises(ag.ParamInvalidError, match="target: expected values in"):
+            agt.linear_cross_entropy(x, w, torch.full((N,), -100).to(torch.uint64))
+
+
+def test_integers_as_logits_are_refused():
+    x, w, target = torch.ones(N, 4, dtype=torch.int64), torch.ones(C, 4), torch.zeros(N, dtype=torch.int64)
+    for name, call in (
+        ("input", lambda: agt.softmax(x)),
+        ("input", lambda: agt.log_softmax(x > 0)),
+        ("x", lambda: agt.scaled_masked_softmax(x[None, None], x[None, None] > 0)),
+        ("input", lambda: agt.cross_entropy(x, target)),
+        ("input", lambda: agt.linear_cross_entropy(x, w, target)),
+        ("linear_weight", lambda: agt.linear_cross_entropy(x.float(), w.long(), target)),
+    ):
+        with pytest.raises(
+            ag.ParamTypeError, match=rf"{name}: expected dtype float32.* \({name}.float\(\) converts it"
+        ):
+            call()
+
+
 def test_errors():
     x, w, target = problem(torch.float32)
     call = agt.linear_cross_entropy
-    with pytest.raises(ag.ParamInvalidError, match=r"linear_cross_entropy: input: expected shape \(N, in_features\)"):
+    with pytest.raises(ag.ParamInvalidError, match=r"linear_cross_entropy: target: expected shape \(1, 9\)"):
         call(x[None], w, target)
     with pytest.raises(ag.ParamInvalidError, match=r"linear_weight: expected shape \(C, 5\), got \(13, 4\)"):
         call(x, w[:, :4], target)
@@ -375,7 +423,7 @@ def test_errors():
     with pytest.raises(ag.ParamTypeError, match=r"linear_weight: expected torch\.float32, as input is"):
         call(x, w.double(), target)
     with pytest.raises(ag.ParamTypeError, match=r"target: expected .*int64"):
-        call(x, w, target.to(torch.uint8))
+        call(x, w, target > 0)
     with pytest.raises(ag.ParamTypeError, match=r"linear_weight: expected a torch.Tensor, got None"):
         call(x, None, target)
     with pytest.raises(ag.ParamInvalidError, match="num_threads: "):
