@@ -42,15 +42,19 @@ def as_array(value: object, name: str, operator: str) -> jax.Array | None:
 def as_floating(arrays: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Convert integers and truth values under these names to the floating dtype of the others, or to JAX's default."""
     given = [name for name in names if arrays.get(name) is not None]
-    whole = [name for name in given if arrays[name].dtype.kind in "iub"]
+    whole = [name for name in given if _is_whole(arrays[name])]
     others = [arrays[name].dtype for name in given if name not in whole]
     dtype = others[0] if others else jnp.result_type(float)
     return {**arrays, **{name: arrays[name].astype(dtype) for name in whole}}
 
 
+def _is_whole(array: jax.Array) -> bool:
+    return jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == jnp.bool_
+
+
 def as_classes(target: Any) -> Any:
     """Convert targets of any integer dtype to one that compiled functions take. Those that are too large stay so."""
-    if target is None or target.dtype.kind not in "iu" or target.dtype in (np.int32, np.int64):
+    if target is None or not jnp.issubdtype(target.dtype, jnp.integer) or target.dtype in (np.int32, np.int64):
         return target
     dtype = jnp.result_type(int)
     if target.dtype.itemsize >= dtype.itemsize:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -170,16 +169,6 @@ def _scaled(gradient: jax.Array, factor: jax.Array) -> jax.Array:
 # ---- arguments -------------------------------------------------------------------------------------------------------
 
 
-def _merged(name: str, array: jax.Array, leading: int) -> jax.Array:
-    """Return an array of a layer's loss with one dimension of rows instead of `leading` ones."""
-    is_of_rows = name in ("input", "target") or (name in OPTIONS and OPTIONS[name].kind in _OF_ROWS)
-    return (
-        array.reshape((math.prod(array.shape[:leading]), *array.shape[leading:]))
-        if is_of_rows and array.ndim
-        else array
-    )
-
-
 def loss(operator: str, values: dict[str, Any]) -> Any:
     """Compute what the function of a loss returns. `values` has its arguments by name."""
     contract = OPERATORS[operator]
@@ -202,10 +191,7 @@ def loss(operator: str, values: dict[str, Any]) -> Any:
     constants |= {name: 0.0 if arguments[name] is None else arguments[name] for name in others if name in arguments}
     outputs = constants.pop("outputs")
 
-    arrays = {name: each for name, each in converted(found, "input", "weight").items() if each is not None}
-    leading = arrays["input"].shape[:-1] if "weight" in arrays else ()
-    if len(leading) > 1:
-        arrays = {name: _merged(name, each, len(leading)) for name, each in arrays.items()}
+    arrays = {name: each for name, each in found.items() if each is not None}
     if not arrays["input"].ndim:
         arrays["input"] = arrays["input"].reshape(1)
     input = arrays["input"]

@@ -102,7 +102,6 @@ def _call(operator: str, arrays: dict[str, Any], **settings: Any) -> jax.Array:
     given = {name: as_array(each, name, operator) for name, each in arrays.items()}
     found = as_floating(given, [next(iter(given))])
     arguments, _ = check(operator, found, **settings)
-    found = converted(found, next(iter(found)))
     ((name, _),) = settings.items()
     first, *mask = aligned(found).values()
     if not first.ndim:

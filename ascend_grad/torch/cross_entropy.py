@@ -199,7 +199,6 @@ def unrounded_loss(
     check_tensors(operator, **{input_name: input}, target=target, **given)
     check_floating(operator, **{input_name: input})
     loss_operators.check_target_dtype(operator, "target", target)
-    target = loss_operators.as_classes(target)
     loss_operators.refuse_gradients(operator, given)
     loss_operators.check_reduction(operator, reduction)
     ignore_index, num_threads = loss_operators.checked_integers(operator, ignore_index, num_threads)

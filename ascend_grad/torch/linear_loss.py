@@ -155,7 +155,7 @@ def unrounded_loss(
         input, linear_weight = _lower_precision(input), _lower_precision(linear_weight)
     checked(shard, partial(_check_dtypes, names, input, linear_weight, given))
     shape = input.shape[:-1]
-    rows, classes, options = _as_batch(input, loss_operators.as_classes(target), options)
+    rows, classes, options = _as_batch(input, loss_operators.class_ids(target), options)
     outputs = options["outputs"]
     with_gradients = torch.is_grad_enabled() and reduction != "none" and rows.dtype != torch.float16
     layer = {"input": rows, "weight": linear_weight, "bias": options.get("bias")}
@@ -284,8 +284,9 @@ def _check_shapes(
     operator = names.operator
     check_floating(operator, **{names.input: input, names.weight: linear_weight})
     loss_operators.check_target_dtype(operator, names.target, target)
-    if not input.dim():
-        message = f"{names.input}: expected shape (..., in_features), got ()"
+    if input.dim() == 0 or (input.dim() > 2 and names.operator != _NAME):  # the compat modules take torch's ranks
+        shapes = "(..., in_features)" if names.operator == _NAME else "(N, in_features) or (in_features,)"
+        message = f"{names.input}: expected shape {shapes}, got {tuple(input.shape)}"
         raise ParamInvalidError(message, operator=operator)
     if linear_weight.dim() != 2 or linear_weight.shape[1] != input.shape[-1]:
         message = f"{names.weight}: expected shape (C, {input.shape[-1]}), got {tuple(linear_weight.shape)}"

@@ -192,15 +192,6 @@ def check_reduction(operator: str, reduction: object) -> None:
         raise ParamInvalidError(f"reduction: expected mean, sum or none, got {shown(reduction)}", operator=operator)
 
 
-def as_classes(target: torch.Tensor) -> torch.Tensor:
-    """Convert targets of another integer dtype to int64, in which those that are too large stay too large."""
-    if target.dtype in (torch.int64, torch.int32, torch.bool) or target.is_floating_point() or target.is_complex():
-        return target
-    classes = target.to(torch.int64)
-    is_unsigned = target.dtype in (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
-    return torch.where(classes < 0, MAX_INDEX, classes) if is_unsigned else classes
-
-
 def check_target_dtype(operator: str, name: str, target: torch.Tensor) -> None:
     """Refuse probabilities of all classes, and truth values."""
     if target.dtype == torch.bool:

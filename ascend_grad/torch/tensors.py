@@ -93,14 +93,6 @@ def refuse_jit_trace(operator: str) -> None:
         raise NotImplementedError(f"{operator}: {message}")
 
 
-def check_floating(operator: str, **tensors: torch.Tensor) -> None:
-    """Refuse integers and truth values, as torch's own functions do."""
-    for name, tensor in tensors.items():
-        if not tensor.is_floating_point() and not tensor.is_complex():
-            expected = "dtype float32, float16, bfloat16 or float64 (float() converts it)"
-            raise ParamTypeError(f"{name}: expected {expected}, got {tensor.dtype}", operator=operator)
-
-
 def check_tensors(operator: str, **tensors: object) -> None:
     """Refuse arguments that are not dense tensors on one device: the CPU or an Ascend NPU.
 

@@ -99,7 +99,9 @@ SITUATIONS = {
     ),
     "softmax of a list": Value(lambda d: d.module.softmax([1, 2, 3]), scipy.special.softmax([1, 2, 3]), ("numpy",)),
     "softmax of integers in torch": Refusal(
-        lambda d: d.module.softmax(d.array(INTEGERS)), r"input: .*got .*int64.*float\(\)", ("torch",)
+        lambda d: d.module.softmax(d.array(INTEGERS)),
+        r"input: .*got int64 \(input\.float\(\) converts it\)",
+        ("torch",),
     ),
     "loss of integers": Value(
         lambda d: d.loss(cross_entropy(TARGET, INTEGERS.repeat(2, 0).repeat(3, 1)[:, :7])(d)),

@@ -372,9 +372,7 @@ def test_integers_are_refused(dtype: torch.dtype):
         lambda: agt.cross_entropy(x[0, 0], torch.tensor([0, 1])),
         lambda: agt.linear_cross_entropy(x[0, 0], x[0, 0], torch.tensor([0, 1])),
     ):
-        with pytest.raises(
-            ag.ParamTypeError, match=r": expected dtype float32.*\(float\(\) converts it\), got"
-        ):
+        with pytest.raises(ag.ParamTypeError, match=r": expected dtype float32.*\.float\(\) converts it\)"):
             call()
     assert torch.equal(agt.softmax(x, dtype=torch.float32), torch.full((1, 1, 2, 3), 1 / 3))
 
