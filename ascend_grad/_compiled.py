@@ -6,6 +6,8 @@ Tools that freeze programs, such as PyInstaller, find imports in Python sources 
 # mypy: disable-error-code="attr-defined"
 # Modules without functions for Python have no stubs.
 
+import warnings  # noqa: F401
+
 import ml_dtypes  # noqa: F401
 import numpy.exceptions  # noqa: F401
 

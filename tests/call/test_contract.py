@@ -262,5 +262,5 @@ def test_arithmetic_on_results_is_refused():
         lambda: sum([result]),
     )
     for call in calls:
-        with pytest.raises(TypeError, match="not a number; its field .loss is the loss"):
+        with pytest.raises(TypeError, match="not a number; its field"):
             call()

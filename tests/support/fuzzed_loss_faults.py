@@ -132,7 +132,6 @@ def _dtypes(draw: Draw, sample: Sample) -> Iterator[Fault]:
 
 def _shapes(draw: Draw, sample: Sample) -> Iterator[Fault]:
     if sample.case != "rows":
-        yield Fault("shape", "input", "one axis more", lambda x: x[None], INVALID, "input")
         yield Fault("shape", "weight", "one axis less", lambda x: np.zeros(x.shape[1:], x.dtype), INVALID, "weight")
         width = sample.arrays["weight"].shape[1] + draw.choice((1, 3))
         yield Fault("shape", "weight", "features", lambda x: np.zeros((len(x), width), x.dtype), INVALID, "weight")
