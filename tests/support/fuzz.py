@@ -136,7 +136,7 @@ def plain_results(made: Made, results: tuple[Any, ...], *, fresh_checks: bool) -
         elif result is None:
             arrays.append(None)
         else:
-            if sample.library is NUMPY and np.isscalar(result):
+            if sample.library.owns is np.ndarray and np.isscalar(result):
                 result = np.asarray(result)
             assert isinstance(result, sample.library.owns), f"a result is of class {type(result).__name__}"
             array = sample.library.array_of(result)
