@@ -250,3 +250,17 @@ def test_signatures_have_the_defaults_of_the_list_of_options(name):
     options = [option for option in OPTIONS if option in parameters]
     assert options
     assert {each: parameters[each].default for each in options} == {each: OPTIONS[each].default for each in options}
+
+
+def test_arithmetic_on_results_is_refused():
+    result = ag.cross_entropy(np.ones((2, 3), np.float32), np.array([0, 1]))
+    calls = (
+        lambda: 2 * result,
+        lambda: np.float32(2) * result,
+        lambda: np.ones(2) + result,
+        lambda: result - 1,
+        lambda: sum([result]),
+    )
+    for call in calls:
+        with pytest.raises(TypeError, match="not a number; its field"):
+            call()

@@ -9,6 +9,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from cross_entropy_oracles import random_arguments
+from samples import assert_identical
 
 import ascend_grad as ag
 import ascend_grad.dask as agd
@@ -82,3 +83,29 @@ def test_several_chunks_along_the_classes_are_refused():
 def test_targets_are_checked_when_a_block_is_computed():
     with pytest.raises(ag.ParamInvalidError, match="target: expected values in"):
         computed(agd.cross_entropy, da.ones((4, 3), chunks=(2, 3)), np.array([0, 1, 3, 0]))
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "u2", "i8"])
+def test_integers_become_float64(dtype):
+    x, target = np.arange(8).reshape(4, 2).astype(dtype), np.array([0, 1, 1, 0], np.uint64)
+    blocks = da.from_array(x, chunks=(3, 2))
+    assert_identical(agd.softmax(blocks).compute(), ag.softmax(x))
+    assert_identical(agd.log_softmax(blocks).compute(), ag.log_softmax(x))
+    for weight, kind in ((x, "f8"), (x.astype("f4"), "f4")):
+        got = dask.compute(*agd.linear_cross_entropy(blocks, weight, target))
+        right = ag.linear_cross_entropy(x.astype(kind), weight.astype(kind), target.astype(np.int64))
+        for one, other in zip(got, right, strict=True):
+            assert one.dtype == other.dtype == kind
+            np.testing.assert_allclose(one, other, rtol=1e-5)
+    got, right = (
+        dask.compute(*agd.cross_entropy(blocks, target % 2)),
+        ag.cross_entropy(x.astype("f8"), target.astype(int)),
+    )
+    np.testing.assert_allclose(got[1], right.input_grad, rtol=1e-12)
+
+
+def test_leading_dimensions_are_merged_by_the_caller():
+    with pytest.raises(ag.ParamInvalidError, match=r"input: expected rank 2 \(input.reshape\(-1, 2\) has it"):
+        agd.linear_cross_entropy(da.zeros((2, 3, 2)), np.zeros((4, 2)), np.zeros((2, 3), int))
+    with pytest.raises(ag.ParamInvalidError, match=r"input: expected rank 2 \(input.reshape\(-1, 2\) has it"):
+        agd.linear_top_k(da.zeros((2, 3, 2)), np.zeros((4, 2)), 1)
