@@ -237,7 +237,8 @@ GOOD: dict[str, Any] = {
     **dict.fromkeys(("ignore_index", "axis"), np.int64(-1)),
     "num_threads": np.int64(0),
     **dict.fromkeys(("label_smoothing", "lse_square_scale", "denominator"), np.float64(0)),
-    "temperature": np.float64(1),
+    **dict.fromkeys(("temperature", "logit_scale"), np.float64(1)),
+    "softcap": np.float64(0),
 }
 
 

@@ -89,7 +89,8 @@ def test_gradients_are_those_of_the_definition(option, reduction):
     arrays, settings, grad_loss = problem_of(option, "float64", reduction)
     names = [name for name in ("lse", "log_prob", "entropy") if name in settings.get("outputs", ())]
     random = generator("upstream", option, reduction)
-    above = {name: random.standard_normal(SHAPE.BT) for name in names}
+    ids = arrays["target"]
+    above = {name: random.standard_normal(ids.shape if name == "log_prob" else SHAPE.BT) for name in names}
     function, layer = loss_of(arrays, settings)
 
     def total(layer):
@@ -99,7 +100,11 @@ def test_gradients_are_those_of_the_definition(option, reduction):
         )
 
     rows = loss_oracle.Rows(np.float64, {**arrays, **settings, "grad_loss": grad_loss})
-    counted = {f"grad_{name}": np.where(rows.counted, each, 0) for name, each in above.items()}
+    is_target = ids != settings["ignore_index"]
+    counted = {
+        f"grad_{name}": np.where(is_target if name == "log_prob" else rows.counted, each, 0)
+        for name, each in above.items()
+    }
     right = loss_oracle.gradients(rows, 2.0**-53, bfloat16=False, **counted)
     for name, each in jax.grad(total)(layer).items():
         wanted = right[f"{name}_grad"].value

@@ -22,9 +22,9 @@ def softmax_cases():
         yield pytest.param(OPS.softmax_backward, (x, y, 0, None), id=f"softmax_backward {shape}")
         yield pytest.param(OPS.log_softmax_backward, (x, y, -1, None), id=f"log_softmax_backward {shape}")
     x, mask = torch.randn(2, 3, 5, 4).transpose(2, 3), torch.rand(1, 3, 4, 5) < 0.5
-    yield pytest.param(OPS.scaled_masked_softmax, (x, mask, SCALE), id="scaled_masked_softmax")
+    yield pytest.param(OPS.scaled_masked_softmax, (x, mask, SCALE, None), id="scaled_masked_softmax")
     yield pytest.param(
-        OPS.scaled_masked_softmax_backward, (x, x.exp(), mask, SCALE), id="scaled_masked_softmax_backward"
+        OPS.scaled_masked_softmax_backward, (x, x.exp(), mask, SCALE, None), id="scaled_masked_softmax_backward"
     )
     yield pytest.param(OPS.softmax, (torch.randn(4, 3, dtype=torch.bfloat16).T, 0, None), id="softmax bfloat16")
 
