@@ -386,7 +386,9 @@ cdef class ZeroProbabilities(Check):
         Check.__init__(self, "target_prob", target)
 
     cdef int run(self, Call call) except -1:
-        if is_zero(call.values[self.slots[0]]):
+        if call.values[self.slots[0]] is not None and is_zero(call.values[self.slots[0]]):
+            if is_on_device(call.values[self.slots[1]]):
+                call.fail("target_prob", "None, as the device's operators compute the loss without it", 0)
             call.values[self.slots[0]] = np.broadcast_to(np.float32(0), shape_of(call.array(self.slots[1])))
         return 0
 

@@ -90,8 +90,9 @@ cdef inline double logit_scale_of(const LossOptions *o) noexcept nogil:
 
 
 cdef inline double cap_of(const LossOptions *o) noexcept nogil:
-    """Return the softcap within the limits of the compute type, 0 for none."""
-    return ag_bounded_factor(o.softcap, o.is_double) if o.softcap > 0 else 0
+    """Return the softcap, within the limits of the compute type and rounded to it; 0 for none."""
+    cdef double cap = ag_bounded_factor(o.softcap, o.is_double) if o.softcap > 0 else 0
+    return cap if o.is_double else <float>cap
 
 
 cdef inline double factor_of(const LossOptions *o) noexcept nogil:

@@ -144,7 +144,7 @@ def test_faults():
     several = good | {"target": np.zeros((9, 2), int), "target_prob": np.ones((9, 2)), "grad_log_prob": np.ones(9)}
     error = outcome(ag.linear_cross_entropy_backward, **several)
     assert type(error) is INVALID
-    assert "grad_log_prob: expected None, as target_prob is given" in str(error)
+    assert "grad_log_prob: expected shape (9, 2) as target has, got (9,)" in str(error)
 
 
 def test_questions_about_a_call():

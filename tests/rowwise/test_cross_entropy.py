@@ -1003,3 +1003,37 @@ def test_a_loss_that_overflows_is_infinite_without_a_warning():
         warnings.simplefilter("error")
         loss = ag.cross_entropy(x, np.array([1]), token_weight=np.full(1, 1e3), reduction="sum", return_grad=False).loss
     assert loss == np.inf
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"logit_scale": 0}, {"logit_scale": 1e-300}, {"logit_scale": -1e300}, {"logit_scale": 1e300},
+        {"softcap": 1e-300}, {"softcap": 1e300}, {"softcap": 1e-3, "logit_scale": 1e30}, {"logit_scale": 2.0**59, "temperature": 2.0**59},
+        {"logit_scale": -(2.0**59), "temperature": 2.0**59}, {"softcap": 2.0**60, "temperature": 2.0**60},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_limits_of_transformed_logits(options, dtype, cpu_engine):
+    """Extreme numbers count as the limits that the reference has, and the linear loss."""
+    random = generator("limits", dtype)
+    x, target = (3 * random.standard_normal((5, 9))).astype(DTYPES[dtype]), random.integers(0, 9, 5)
+    options = options | {"outputs": ("lse", "entropy", "log_prob"), "reduction": "none"}
+    result = cpu_engine.call("cross_entropy", x, target, out=np.empty(x.shape), **options)
+    right = ag.cross_entropy(x, target, out=np.empty(x.shape), **options, backend="reference")
+    for name, value in result._asdict().items():
+        expected = getattr(right, name)
+        size = np.max(np.abs(expected), initial=1)
+        np.testing.assert_allclose(value, expected, rtol=2e-5, atol=1e-6 * size, err_msg=name)
+
+
+def test_infinite_and_missing_logits_that_are_transformed(cpu_engine):
+    inf, nan = np.inf, np.nan
+    x = np.array([[inf, 1, 2], [-inf, -inf, -inf], [nan, 1, 2], [inf, inf, inf], [1, 2, -inf]], np.float32)
+    outputs = ("lse", "entropy", "log_prob", "predicted")
+    for options in ({"softcap": 2.0}, {"logit_scale": -1}, {"logit_scale": 0}, {"softcap": 2.0, "logit_scale": 0}):
+        arguments = {"target": [0, 0, 0, 1, 1], "reduction": "none", "outputs": outputs, **options}
+        result = cpu_engine.call("cross_entropy", x, **arguments)
+        right = ag.cross_entropy(x, **arguments, backend="reference")
+        for value, expected in zip(result, right, strict=True):
+            np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)

@@ -427,9 +427,9 @@ static void K(loss_transform)(char *x, ptrdiff_t n, double inner, double cap)
 
 static void K(loss_apply_slopes)(const char *z, char *gradient, ptrdiff_t n, double cap)
 {
-    const V inverse_cap = V_(set1)((compute_t)(1 / cap)), zero = {0};
+    const V cap_v = V_(set1)((compute_t)cap), zero = {0};
     for (ptrdiff_t i = 0; i < n; i += VL) {
-        const V value = K(loss_load_flat)(z, i, n) * inverse_cap, g = K(loss_load_flat)(gradient, i, n);
+        const V value = K(loss_load_flat)(z, i, n) / cap_v, g = K(loss_load_flat)(gradient, i, n);
         K(loss_store_flat)(gradient + i * AG_SIZE, V_(select)(g == 0, zero, g * (1 - value * value)), n - i);
     }
 }
