@@ -104,8 +104,17 @@ def test_integers_become_float64(dtype):
     np.testing.assert_allclose(got[1], right.input_grad, rtol=1e-12)
 
 
-def test_leading_dimensions_are_merged_by_the_caller():
-    with pytest.raises(ag.ParamInvalidError, match=r"input: expected rank 2 \(input.reshape\(-1, 2\) has it"):
-        agd.linear_cross_entropy(da.zeros((2, 3, 2)), np.zeros((4, 2)), np.zeros((2, 3), int))
-    with pytest.raises(ag.ParamInvalidError, match=r"input: expected rank 2 \(input.reshape\(-1, 2\) has it"):
-        agd.linear_top_k(da.zeros((2, 3, 2)), np.zeros((4, 2)), 1)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_leading_dimensions(reduction):
+    random = np.random.default_rng(3)
+    h, w, t = random.standard_normal((2, 6, 3)), random.standard_normal((5, 3)), random.integers(0, 5, (2, 6))
+    weight = random.random((2, 6))
+    options = {"reduction": reduction, "outputs": ("lse", "predicted"), "token_weight": weight}
+    right = ag.linear_cross_entropy(h, w, t, **options)
+    found = agd.linear_cross_entropy(da.from_array(h, chunks=(1, 4, 3)), w, t.astype(np.uint8), **options)
+    for name, each in zip(right._fields, dask.compute(*found)):
+        assert np.shape(each) == np.shape(getattr(right, name)), name
+        np.testing.assert_allclose(each, getattr(right, name), rtol=1e-13, err_msg=name)
+    right = ag.linear_top_k(h, w, 2)
+    for each, wanted in zip(dask.compute(*agd.linear_top_k(da.from_array(h, chunks=(1, 4, 3)), w, 2)), right):
+        np.testing.assert_allclose(each, wanted, rtol=1e-13)
