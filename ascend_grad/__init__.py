@@ -6,6 +6,16 @@
 >>> ag.softmax_backward(np.eye(2, 4, dtype=np.float32), y)
 array([[ 0.1875, -0.0625, -0.0625, -0.0625],
        [-0.0625,  0.1875, -0.0625, -0.0625]], dtype=float32)
+
+The loss of logits and its gradient, and the same for a linear layer without its logits in memory:
+
+>>> logits, target = np.zeros((2, 4)), np.array([0, 3])
+>>> loss, grad = ag.cross_entropy(logits, target)
+>>> loss.round(4)
+np.float64(1.3863)
+>>> hidden, weight = np.eye(2), np.zeros((4, 2))
+>>> ag.linear_cross_entropy(hidden, weight, target).loss.round(4)
+np.float64(1.3863)
 """
 
 try:

@@ -26,7 +26,9 @@ def softmax_backward(
 ) -> NDArray:
     r"""Compute the gradient with respect to the input of a softmax.
 
-    .. math:: \mathrm{out} = (g - \sum_{\mathrm{axis}} g\,y)\; y
+    It returns ``(g - sum(g * y)) * y`` along `axis`, for the gradient g and the result y of the softmax::
+
+        grad = ag.softmax_backward(grad_output, ag.softmax(x))
 
     Parameters
     ----------
@@ -64,6 +66,8 @@ def softmax_backward(
 
     Notes
     -----
+    .. math:: \mathrm{out} = (g - \sum_{\mathrm{axis}} g\,y)\; y
+
     All operators take arrays of any library that offers DLPack on the CPU (PyTorch's tensors, JAX's arrays), and return
     arrays of the same library, over the same memory. All arrays of a call belong to one library. Targets, weights of
     tokens and classes, and the other arguments that ``docs/arrays.md`` lists are an exception: they may be NumPy's if
@@ -109,7 +113,9 @@ def log_softmax_backward(
 ) -> NDArray:
     r"""Compute the gradient with respect to the input of a log-softmax.
 
-    .. math:: \mathrm{out} = g - e^{y} \sum_{\mathrm{axis}} g
+    It returns ``g - exp(y) * sum(g)`` along `axis`, for the gradient g and the result y of the log-softmax::
+
+        grad = ag.log_softmax_backward(grad_output, ag.log_softmax(x))
 
     Parameters
     ----------
@@ -118,6 +124,8 @@ def log_softmax_backward(
 
     Notes
     -----
+    .. math:: \mathrm{out} = g - e^{y} \sum_{\mathrm{axis}} g
+
     The formula follows ``aclnnLogSoftmaxBackward``.
 
     Examples
@@ -146,9 +154,10 @@ def scaled_masked_softmax_backward(
 ) -> NDArray:
     r"""Compute the gradient with respect to the input of a scaled and masked softmax over the last axis.
 
-    .. math:: d = (g - \sum_{-1} g\,y)\; y, \qquad \mathrm{out} = 0 \text{ where mask, else } d \cdot \mathrm{scale}
+    It returns ``(g - sum(g * y)) * y * scale``, and exactly +0 where `mask` is True, even if g or y is NaN there. The
+    sum has the masked elements, too::
 
-    The sum is not affected by the mask. A masked position is exactly +0, even if it held NaN or infinity.
+        grad = ag.scaled_masked_softmax_backward(grad_output, y, mask, scale)
 
     Parameters
     ----------
@@ -165,6 +174,8 @@ def scaled_masked_softmax_backward(
 
     Notes
     -----
+    .. math:: d = (g - \sum_{-1} g\,y)\; y, \qquad \mathrm{out} = 0 \text{ where mask, else } d \cdot \mathrm{scale}
+
     The formula follows ``aclnnScaledMaskedSoftmaxBackward``.
 
     Examples
@@ -191,12 +202,16 @@ def softmax(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> NDArray:
-    r"""Compute the softmax along one axis: :math:`e^{x - \max x} / \sum e^{x - \max x}`.
+    r"""Compute the softmax along one axis.
+
+    It returns ``exp(x - max(x)) / sum(exp(x - max(x)))``::
+
+        y = ag.softmax(x)
 
     Parameters
     ----------
     input : array_like, shape (...)
-        The logits. Rank 0 to 8; float32, float16, bfloat16 or float64.
+        The logits. Rank 0 to 8; float32, float16, bfloat16 or float64. Integers and truth values become float64.
     axis : int, default -1
         The axis of the softmax.
 
@@ -207,6 +222,8 @@ def softmax(
 
     Notes
     -----
+    .. math:: y = e^{x - \max x} \Big/ \sum_{\mathrm{axis}} e^{x - \max x}
+
     The formula follows ``aclnnSoftmax``. On the CPU an exponential below the smallest normal number of float32 is 0,
     here and in all operators, unless the arrays are float64.
 
@@ -231,10 +248,16 @@ def log_softmax(
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> NDArray:
-    r"""Compute the natural logarithm of the softmax along one axis: :math:`x - \max x - \log \sum e^{x - \max x}`.
+    r"""Compute the natural logarithm of the softmax along one axis.
+
+    It returns ``x - max(x) - log(sum(exp(x - max(x))))``::
+
+        y = ag.log_softmax(x)
 
     Notes
     -----
+    .. math:: y = x - \max x - \log \sum_{\mathrm{axis}} e^{x - \max x}
+
     The formula follows ``aclnnLogSoftmax``.
 
     Examples
@@ -262,9 +285,9 @@ def scaled_masked_softmax(
 ) -> NDArray:
     r"""Compute the scaled and masked softmax over the last axis.
 
-    It is the softmax of (-10000 where `mask` is True, else :math:`x\cdot` scale).
+    It returns the softmax of ``where(mask, -10000, scale * x)``. A row that is masked completely becomes 1/S2::
 
-    A completely masked row gives the uniform value 1/S2, not NaN.
+        y = ag.scaled_masked_softmax(x, mask, scale)
 
     Parameters
     ----------
@@ -278,6 +301,8 @@ def scaled_masked_softmax(
 
     Notes
     -----
+    .. math:: y = \mathrm{softmax}(-10000 \text{ where mask, else } \mathrm{scale} \cdot x)
+
     The formula follows ``aclnnScaledMaskedSoftmax``.
 
     Examples
@@ -312,15 +337,14 @@ def fused_linear_cross_entropy_loss_grad(
 ) -> tuple[NDArray | Any, NDArray | Any]:
     r"""Compute the gradients of a linear layer followed by a cross-entropy loss, without storing all logits.
 
-    The layer's logits are :math:`X W^T`, of shape (BT, V) for BT tokens and the V rows of a vocabulary or of a shard of
-    it. With the target :math:`t_i` of row i, if it lives in this shard,
+    The layer's logits ``X @ W.T`` have the shape (BT, V), for BT tokens and the V rows of a vocabulary or of a shard of
+    it. The results are ``P @ W`` and ``P.T @ X`` with ``P = g * (softmax - is_target)``::
 
-    .. math::
-        P_{iv} = g_i \left(\mathrm{softmax}_{iv} - [v = t_i]\right), \qquad
-        \mathrm{input\_grad} = P W, \qquad \mathrm{weight\_grad} = P^T X
+        input_grad, weight_grad = ag.fused_linear_cross_entropy_loss_grad(
+            grad, input, weight, target_mask, masked_target, logits_max=logits_max, sum_exp_logits=sum_exp_logits
+        )
 
-    The softmax is given, or recomputed block by block as
-    :math:`e^{(X W^T)_{iv} - \mathrm{logits\_max}_i} / \mathrm{sum\_exp\_logits}_i`, which takes less memory.
+    The softmax is given, or computed again block by block from two statistics of each row, which takes less memory.
 
     Parameters
     ----------
@@ -378,6 +402,14 @@ def fused_linear_cross_entropy_loss_grad(
 
     Notes
     -----
+    With the target :math:`t_i` of row i, if it lives in this shard,
+
+    .. math::
+        P_{iv} = g_i \left(\mathrm{softmax}_{iv} - [v = t_i]\right), \qquad
+        \mathrm{input\_grad} = P W, \qquad \mathrm{weight\_grad} = P^T X
+
+    and, if it is not given, the softmax :math:`e^{(X W^T)_{iv} - \mathrm{logits\_max}_i} / \mathrm{sum\_exp\_logits}_i`.
+
     The formula follows ``aclnnFusedLinearCrossEntropyLossGrad``. Products are accumulated in float32 (float64 for
     float64) and rounded once. With bfloat16 inputs each entry of :math:`P` is rounded to bfloat16 before the two
     products, as the device does; with float16 it stays float32.
@@ -424,10 +456,10 @@ def fused_linear_online_max_sum(
 ) -> OnlineMaxSum:
     r"""Compute statistics of a linear layer's logits over one shard of the vocabulary, without storing all logits.
 
-    With the logits :math:`L = X W^T` and the target's row :math:`t_i`,
+    The results are the maximum of each row of ``X @ W.T``, the sum of ``exp(logit - maximum)``, the target's logit less
+    the maximum, and which rows have their target here::
 
-    .. math::
-        m_i = \max_v L_{iv}, \qquad s_i = \sum_v e^{L_{iv} - m_i}, \qquad p_i = L_{i t_i} - m_i
+        statistics = ag.fused_linear_online_max_sum(input, weight, target, vocab_start_index, vocab_end_index)
 
     Parameters
     ----------
@@ -456,6 +488,11 @@ def fused_linear_online_max_sum(
 
     Notes
     -----
+    With the logits :math:`L = X W^T` and the target's row :math:`t_i`,
+
+    .. math::
+        m_i = \max_v L_{iv}, \qquad s_i = \sum_v e^{L_{iv} - m_i}, \qquad p_i = L_{i t_i} - m_i
+
     The formula follows ``aclnnFusedLinearOnlineMaxSum``, for the vocabulary-parallel cross-entropy of Megatron-LM. The
     statistics are computed from unrounded logits; only the returned logits are rounded.
 
@@ -487,8 +524,9 @@ def fused_cross_entropy_loss_with_max_sum(
 ) -> tuple[NDArray, NDArray | Any]:
     r"""Compute the cross-entropy loss of each row from statistics of its logits, and the softmax if logits are given.
 
-    .. math::
-        \mathrm{loss}_i = \log s_i - p_i, \qquad \mathrm{softmax}_{iv} = e^{L_{iv} - m_i} / s_i
+    The loss is ``log(sum_exp_logits) - predicted_logits``::
+
+        loss, softmax = ag.fused_cross_entropy_loss_with_max_sum(logits_max, sum_exp_logits, predicted_logits)
 
     Parameters
     ----------
@@ -512,6 +550,9 @@ def fused_cross_entropy_loss_with_max_sum(
 
     Notes
     -----
+    .. math::
+        \mathrm{loss}_i = \log s_i - p_i, \qquad \mathrm{softmax}_{iv} = e^{L_{iv} - m_i} / s_i
+
     The formula follows ``aclnnFusedCrossEntropyLossWithMaxSum``, for the vocabulary-parallel cross-entropy of
     Megatron-LM.
 

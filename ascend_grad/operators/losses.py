@@ -48,21 +48,18 @@ def cross_entropy(
 ) -> LossResult[NDArray]:
     r"""Compute the cross-entropy loss of logits and its gradient in one pass over the rows.
 
-    A row is all of `input` along `axis`, of :math:`V` logits :math:`x`. Without options :math:`z = x`. With
-    :math:`z = \mathrm{softcap} \, \tanh(\mathrm{logit\_scale} \; x / \mathrm{softcap}) / \mathrm{temperature}`,
-    :math:`\mathrm{lse} = \log \sum_v e^{z_v}`, class weights :math:`c`, a token weight :math:`r`, the smoothing
-    :math:`s` and targets :math:`t_k` of probabilities :math:`q_k`, the loss of a row is
+    A row is all of `input` along `axis`. Its loss is ``logsumexp(row) - row[target]``, and its gradient
+    ``softmax(row) - is_target``, divided by the number of rows for a mean. The result is a named tuple::
 
-    .. math::
-
-        r \Bigl( (1 - s) \sum_k q_k c_{t_k} (\mathrm{lse} - z_{t_k}) + \frac{s}{V} \sum_v c_v (\mathrm{lse} - z_v)
-        + \mathrm{lse\_square\_scale} \cdot \mathrm{lse}^2 \Bigr)
+        loss, input_grad = ag.cross_entropy(logits, target)
+        loss, input_grad, lse = ag.cross_entropy(logits, target, reduction="none", outputs=("lse",))
 
     Parameters
     ----------
     input : array_like, shape (...)
-        The logits :math:`x`. Rank 0 to 8, any strides; float32, float16, bfloat16 or float64.
-    target : array_like of int32 or int64
+        The logits :math:`x`. Rank 0 to 8, any strides; float32, float16, bfloat16 or float64. Integers and truth values
+        become float64.
+    target : array_like of any integer dtype
         The index of each row's target, or `ignore_index`: the shape of `input` without `axis`. With `target_prob` there
         is one more axis, the last one, of :math:`K` targets.
     axis : int, default -1
@@ -112,6 +109,16 @@ def cross_entropy(
 
     Notes
     -----
+    With the :math:`V` logits :math:`x` of a row,
+    :math:`z = \mathrm{softcap} \, \tanh(\mathrm{logit\_scale} \; x / \mathrm{softcap}) / \mathrm{temperature}` (without
+    options :math:`z = x`), :math:`\mathrm{lse} = \log \sum_v e^{z_v}`, class weights :math:`c`, a token weight
+    :math:`r`, the smoothing :math:`s` and targets :math:`t_k` of probabilities :math:`q_k`, the loss of a row is
+
+    .. math::
+
+        r \Bigl( (1 - s) \sum_k q_k c_{t_k} (\mathrm{lse} - z_{t_k}) + \frac{s}{V} \sum_v c_v (\mathrm{lse} - z_v)
+        + \mathrm{lse\_square\_scale} \cdot \mathrm{lse}^2 \Bigr)
+
     Names and meanings of most arguments follow ``torch.nn.functional.cross_entropy``. Sums leave out one logit that has
     the maximum, so that loss, log-probabilities, entropy and the gradient at the target are accurate to about 1e-5 even
     if the target's probability differs from 1 by 1e-12 only.
@@ -186,21 +193,18 @@ def linear_cross_entropy(
 ) -> LossResult[NDArray]:
     r"""Compute the cross-entropy loss of a linear layer and its gradients in one call, without storing all logits.
 
-    By default the logits are :math:`z = X W^T`, and with :math:`\mathrm{lse}_i = \log \sum_v e^{z_{iv}}`
+    The logits are ``X @ W.T``, of shape (BT, V). The loss of a row is ``logsumexp(row) - row[target]``. The result is a
+    named tuple::
 
-    .. math:: \mathrm{loss}_i = \mathrm{lse}_i - z_{i t_i}
-
-    All options together compute, with the products :math:`u = X W^T + \mathrm{bias}`, the class weights :math:`c`, the
-    token weights :math:`r` and the label smoothing :math:`s`,
-
-    .. math::
-        z &= \mathrm{softcap} \, \tanh(\mathrm{logit\_scale} \; u / \mathrm{softcap}) / \mathrm{temperature} \\
-        \mathrm{loss}_i &= r_i \Big( (1 - s) \sum_k q_{ik} c_{t_{ik}} (\mathrm{lse}_i - z_{i t_{ik}})
-        + \frac{s}{V} \sum_v c_v (\mathrm{lse}_i - z_{iv}) + \mathrm{lse\_square\_scale} \; \mathrm{lse}_i^2 \Big)
+        loss, input_grad, weight_grad = ag.linear_cross_entropy(input, weight, target)
 
     Parameters
     ----------
-    target : array_like of int32 or int64, shape (BT,), or (BT, K) with `target_prob`
+    input : array_like, shape (..., H)
+        The layer's input; float32, float16, bfloat16 or float64. Integers and truth values become float64, or take the
+        dtype of `weight`. The shape without H is that of the rows, called (BT,) here: results with a number for each
+        row have it, too.
+    target : array_like of any integer dtype, shape (BT,), or (BT, K) with `target_prob`
         Ids: ``target - vocab_start_index`` is the row of `weight`; or `ignore_index`. Of tensors of torch_npu any other
         value is no error: the row's loss, its row of ``input_grad`` and all of ``weight_grad`` are NaN.
     reduction : {"mean", "sum", "none"}, default "mean"
@@ -247,6 +251,16 @@ def linear_cross_entropy(
 
     Notes
     -----
+    With the products :math:`u = X W^T + \mathrm{bias}`, the class weights :math:`c`, the token weights :math:`r`, the
+    label smoothing :math:`s` and :math:`\mathrm{lse}_i = \log \sum_v e^{z_{iv}}`,
+
+    .. math::
+        z &= \mathrm{softcap} \, \tanh(\mathrm{logit\_scale} \; u / \mathrm{softcap}) / \mathrm{temperature} \\
+        \mathrm{loss}_i &= r_i \Big( (1 - s) \sum_k q_{ik} c_{t_{ik}} (\mathrm{lse}_i - z_{i t_{ik}})
+        + \frac{s}{V} \sum_v c_v (\mathrm{lse}_i - z_{iv}) + \mathrm{lse\_square\_scale} \; \mathrm{lse}_i^2 \Big)
+
+    By default :math:`z = X W^T` and :math:`\mathrm{loss}_i = \mathrm{lse}_i - z_{i t_i}`.
+
     The gradient of the bias is never filtered by `filter_eps`. Of the options from `token_weight` on, a device takes
     `token_weight`, `class_weight`, `denominator` and the outputs `lse` and `log_prob`.
 
@@ -319,12 +333,10 @@ def linear_cross_entropy_backward(
 ) -> LinearCrossEntropyGradients:
     r"""Compute the gradients of `linear_cross_entropy` and of its outputs, for upstream gradients that are known later.
 
-    The logits :math:`z` are computed again, block by block. With :math:`p = e^{z - \mathrm{lse}}` and the upstream
-    gradients :math:`g`, the outputs add to the gradient of the loss with respect to :math:`z_{iv}`
+    The logits are computed again, block by block. The result is a named tuple::
 
-    .. math::
-        g^{\mathrm{lse}}_i p_{iv} + \sum_k g^{\mathrm{log\_prob}}_{ik} ([v = t_{ik}] - p_{iv})
-        - g^{\mathrm{entropy}}_i p_{iv} (z_{iv} - \mathrm{lse}_i + \mathrm{entropy}_i)
+        loss = ag.linear_cross_entropy(x, w, target, return_grad=False, outputs=("lse",))
+        input_grad, weight_grad = ag.linear_cross_entropy_backward(x, w, target, loss.lse, grad_loss=2.0)
 
     Parameters
     ----------
@@ -357,6 +369,13 @@ def linear_cross_entropy_backward(
 
     Notes
     -----
+    With :math:`p = e^{z - \mathrm{lse}}` and the upstream gradients :math:`g`, the outputs add to the gradient of the
+    loss with respect to :math:`z_{iv}`
+
+    .. math::
+        g^{\mathrm{lse}}_i p_{iv} + \sum_k g^{\mathrm{log\_prob}}_{ik} ([v = t_{ik}] - p_{iv})
+        - g^{\mathrm{entropy}}_i p_{iv} (z_{iv} - \mathrm{lse}_i + \mathrm{entropy}_i)
+
     A device computes calls without `grad_entropy` and without options other than `token_weight`, `class_weight` and
     `denominator`.
 
@@ -398,14 +417,9 @@ def linear_top_k(
 ) -> LinearTopK[NDArray]:
     r"""Compute the k largest log-probabilities of a linear layer for each row, without storing all logits.
 
-    The log-probabilities are a log-softmax over the whole vocabulary. The logits :math:`z` are the logits of
-    `linear_cross_entropy`, with the products :math:`u = X W^T + \mathrm{bias}`:
+    The log-probabilities are the log-softmax of ``X @ W.T`` over the whole vocabulary. The result is a named tuple::
 
-    .. math::
-        z &= \mathrm{softcap} \, \tanh(\mathrm{logit\_scale} \; u / \mathrm{softcap}) / \mathrm{temperature} \\
-        \log p_{iv} &= z_{iv} - \log \sum_w e^{z_{iw}}
-
-    Without `softcap`, :math:`z = \mathrm{logit\_scale} \; u / \mathrm{temperature}`.
+        log_prob, index = ag.linear_top_k(input, weight, k)
 
     Parameters
     ----------
@@ -433,6 +447,14 @@ def linear_top_k(
 
     Notes
     -----
+    With the products :math:`u = X W^T + \mathrm{bias}`
+
+    .. math::
+        z &= \mathrm{softcap} \, \tanh(\mathrm{logit\_scale} \; u / \mathrm{softcap}) / \mathrm{temperature} \\
+        \log p_{iv} &= z_{iv} - \log \sum_w e^{z_{iw}}
+
+    Without `softcap`, :math:`z = \mathrm{logit\_scale} \; u / \mathrm{temperature}`.
+
     Logits are compared before they are divided by the temperature, as they are computed: in float32, or in float64 for
     float64. Logits that are rounded to the cap, or to the same number below it, are equal. A log-probability close to 0
     has a small relative error, too.

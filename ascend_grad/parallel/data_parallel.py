@@ -67,7 +67,7 @@ def data_parallel_linear_cross_entropy(
         The layer's input for this rank's tokens; float32, float16, bfloat16 or float64. There may be none.
     weight : array_like, shape (V, H)
         The layer's weight, of the dtype of `input_rows`, the same on every rank of `comm`.
-    target_rows : array_like of int32 or int64, shape (BT of this rank,), or (BT of this rank, K) with `target_prob`
+    target_rows : array_like of any integer dtype, shape (BT of this rank,), or (BT of this rank, K) with `target_prob`
         Ids in the vocabulary, or `ignore_index`.
     comm : Communicator, mpi4py.MPI.Comm, torch.distributed.ProcessGroup or None
         The ranks that the tokens are split over.

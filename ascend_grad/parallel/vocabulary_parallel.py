@@ -64,7 +64,7 @@ def linear_cross_entropy(
         The layer's input, the same on every rank; float32, float16, bfloat16 or float64.
     weight_shard : array_like, shape (V of this rank, H)
         This rank's rows of the layer's weight, of the dtype of `input`; there may be none.
-    target : array_like of int32 or int64, shape (BT,), or (BT, K) with `target_prob`
+    target : array_like of any integer dtype, shape (BT,), or (BT, K) with `target_prob`
         Ids in the whole vocabulary, or `ignore_index`; the same on every rank.
     comm : Communicator, mpi4py.MPI.Comm, torch.distributed.ProcessGroup or None
         The ranks. A process group has to take tensors of the CPU or of Ascend NPUs. None: this process is alone.
