@@ -408,7 +408,8 @@ def fused_linear_cross_entropy_loss_grad(
         P_{iv} = g_i \left(\mathrm{softmax}_{iv} - [v = t_i]\right), \qquad
         \mathrm{input\_grad} = P W, \qquad \mathrm{weight\_grad} = P^T X
 
-    and, if it is not given, the softmax :math:`e^{(X W^T)_{iv} - \mathrm{logits\_max}_i} / \mathrm{sum\_exp\_logits}_i`.
+    where the softmax, if it is not given, is
+    :math:`e^{(X W^T)_{iv} - \mathrm{logits\_max}_i} / \mathrm{sum\_exp\_logits}_i`.
 
     The formula follows ``aclnnFusedLinearCrossEntropyLossGrad``. Products are accumulated in float32 (float64 for
     float64) and rounded once. With bfloat16 inputs each entry of :math:`P` is rounded to bfloat16 before the two

@@ -44,7 +44,7 @@ def test_everything_occurs():
     Some calls have results that share memory with arguments, and some have several faults.
     """
     seen = collections.Counter()
-    for number in range(9000):
+    for number in range(20_000):
         made = fuzz.make(OPTIONS, number)
         seen.update([made.sample.operator, made.sample.dtype.name, made.sample.library.name])
         seen.update((made.sample.case, fault.stage) for fault in made.faults)

@@ -1009,8 +1009,9 @@ def test_a_loss_that_overflows_is_infinite_without_a_warning():
     "options",
     [
         {"logit_scale": 0}, {"logit_scale": 1e-300}, {"logit_scale": -1e300}, {"logit_scale": 1e300},
-        {"softcap": 1e-300}, {"softcap": 1e300}, {"softcap": 1e-3, "logit_scale": 1e30}, {"logit_scale": 2.0**59, "temperature": 2.0**59},
-        {"logit_scale": -(2.0**59), "temperature": 2.0**59}, {"softcap": 2.0**60, "temperature": 2.0**60},
+        {"softcap": 1e-300}, {"softcap": 1e300}, {"softcap": 1e-3, "logit_scale": 1e30},
+        {"logit_scale": 2.0**59, "temperature": 2.0**59}, {"logit_scale": -(2.0**59), "temperature": 2.0**59},
+        {"softcap": 2.0**60, "temperature": 2.0**60},
     ],
     ids=str,
 )  # fmt: skip
