@@ -153,14 +153,13 @@ def cross_entropy(
         lse_square_scale, temperature, denominator, logit_scale, softcap, grad_loss, grad_lse, grad_log_prob,
         grad_entropy, outputs, return_grad
     ]  # fmt: skip
-    loss, input_grad, *others = run(table.CROSS_ENTROPY, values, out, backend, num_threads)
-    if reduction != "none":
-        loss = number(loss)
+    results = run(table.CROSS_ENTROPY, values, out, backend, num_threads)
+    loss = results[0] if reduction == "none" else number(results[0])
     requested = values[_OUTPUTS]  # a tuple now
     if not requested:
-        return loss_result(("loss", "input_grad"), (loss, input_grad))
-    by_name = dict(zip(OUTPUTS, others))
-    return loss_result(("loss", "input_grad", *requested), (loss, input_grad, *map(by_name.__getitem__, requested)))
+        return loss_result(("loss", "input_grad"), (loss, results[1]))
+    by_name = dict(zip(OUTPUTS, results[2:]))
+    return loss_result(("loss", "input_grad", *requested), (loss, results[1], *map(by_name.__getitem__, requested)))
 
 
 @documented(like=fused_linear_cross_entropy_loss_grad)
@@ -290,12 +289,11 @@ def linear_cross_entropy(
         workspace_bytes, filter_eps, token_weight, class_weight, target_prob, label_smoothing, lse_square_scale,
         temperature, denominator, bias, logit_scale, softcap, outputs
     ]  # fmt: skip
-    loss, *others = run(table.LINEAR_CROSS_ENTROPY, values, None, backend, num_threads)
-    if reduction != "none":
-        loss = number(loss)
+    results = run(table.LINEAR_CROSS_ENTROPY, values, None, backend, num_threads)
+    loss = results[0] if reduction == "none" else number(results[0])
     if bias is None and not outputs:
-        return loss_result(("loss", "input_grad", "weight_grad"), (loss, *others[:2]))
-    by_name = dict(zip(table.LINEAR_CROSS_ENTROPY.results, (loss, *others)))
+        return loss_result(("loss", "input_grad", "weight_grad"), (loss, results[1], results[2]))
+    by_name = dict(zip(table.LINEAR_CROSS_ENTROPY.results, (loss, *results[1:])))
     names = ("loss", "input_grad", "weight_grad", *(("bias_grad",) if bias is not None else ()), *outputs)
     return loss_result(names, map(by_name.__getitem__, names))
 

@@ -130,6 +130,7 @@ cdef class Result:
 
     cdef object bind(self, tuple parameters):
         self.like_slot = parameters.index(self.like)
+        self.is_of_rows, self.is_of_targets = self.dims == ("rows",), self.dims == ("targets",)
         # The input of a linear operator is its first parameter.
         self.has_rows = self.dims[:1] in (("BT",), ("targets",)) if self.dims is not None else self.like_slot == 0
         self.reduction_slot = -1 if self.reduced_by is None else parameters.index(self.reduced_by)
@@ -162,14 +163,14 @@ cdef class Result:
         """Set the result's shape, of at most 8 dimensions, and return its rank."""
         cdef cnp.ndarray like
         cdef int axis, rank = 0
-        if self.dims is None or self.dims == ("targets",):
+        if self.dims is None or self.is_of_targets:
             like = call.array(self.like_slot if self.dims is None else <int>call.operator.slots["target"])
             for axis in range(cnp.PyArray_NDIM(like)):
                 shape[axis] = cnp.PyArray_DIMS(like)[axis]
             return cnp.PyArray_NDIM(like)
         if self.reduction_slot >= 0 and call.values[self.reduction_slot] != "none":
             return 0
-        if self.dims == ("rows",):
+        if self.is_of_rows:
             like = call.array(self.like_slot)
             for axis in range(cnp.PyArray_NDIM(like)):
                 if axis != call.axis:

@@ -526,10 +526,10 @@ cdef class Classes(Check):
 
     cdef int run(self, Call call) except -1:
         cdef cnp.ndarray array = call.array(self.slots[0])
+        if cnp.PyArray_ISSIGNED(array) and cnp.PyArray_ISINTEGER(array) and cnp.PyArray_ITEMSIZE(array) >= 4:
+            return 0
         cdef cnp.dtype dtype = array.dtype
         cdef bint is_here = cnp.PyArray_CheckExact(call.values[self.slots[0]])
-        if dtype.kind == "i" and cnp.PyArray_ITEMSIZE(array) >= 4:
-            return 0
         if dtype.kind not in "iu" or not is_here:
             advice = f" ({self.names[0]}.astype(numpy.int64) makes classes of it)" if dtype.kind in "fb" and is_here else ""
             expected = "an integer dtype" if is_here else "dtype int32 or int64"
