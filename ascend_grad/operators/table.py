@@ -459,7 +459,7 @@ CROSS_ENTROPY = Operator(
     checks=[
         NotNone(),
         Floating("input", converts=True),
-        Classes("target"),
+        Classes("target", allows_dense=True),
         Floating("target_prob"),
         DimInRange("input"),
         Rank("input", 0, MAX_RANK),

@@ -312,6 +312,11 @@ cdef class NumberOrRows(Check):
         return self.number.run(call)
 
 
+cdef bint is_dense(Call call) except -1:
+    """Return whether the targets of a loss are probabilities of all classes. `Classes` has checked their shape."""
+    return dtype_of(call.array(<int>call.operator.slots["target"])) >= 0
+
+
 cdef class Targets(Check):
     """Check that the target of each row is given, or K of them with probabilities of the same shape, of a floating dtype.
 
@@ -331,6 +336,10 @@ cdef class Targets(Check):
         self.one_for_each_row.bind(parameters)
 
     cdef int run(self, Call call) except -1:
+        if dtype_of(call.array(self.slots[0])) >= 0:
+            if call.values[self.slots[1]] is not None:
+                call.fail(self.names[1], f"None, as {self.names[0]} holds probabilities of all classes", "an array")
+            return 0
         if call.values[self.slots[1]] is None:
             self.advise(call)
             return self.one_for_each_row.run(call)
@@ -375,17 +384,18 @@ cdef class NothingOfOneTarget(Check):
 
     cdef int run(self, Call call) except -1:
         cdef int i
-        if call.values[self.slots[0]] is None:
+        if call.values[self.slots[0]] is None and not is_dense(call):
             return 0
+        why = "target_prob is given" if call.values[self.slots[0]] is not None else "target holds probabilities of all classes"
         for i in range(1, self.count):
             value = call.values[self.slots[i]]
             if self.names[i] != "outputs":
                 if value is not None:
-                    call.fail(self.names[i], "None, as target_prob is given", "an array")
+                    call.fail(self.names[i], f"None, as {why}", "an array")
                 continue
             for name in ("log_prob", "correct"):
                 if name in value:
-                    call.fail("outputs", "no output of a single target, as target_prob is given", repr(name))
+                    call.fail("outputs", f"no output of a single target, as {why}", repr(name))
         return 0
 
 
@@ -493,13 +503,24 @@ cdef class LeadingDimensions(Check):
 
 
 cdef class Classes(Check):
-    """Check that the named array has an integer dtype. Others than int32 and int64 are converted to int64."""
+    """Check that the named array has an integer dtype. Others than int32 and int64 are converted to int64.
+
+    With `allows_dense`, an array of a floating dtype with the shape of the logits is allowed, too: dense targets.
+    """
+
+    cdef bint allows_dense
+
+    def __init__(self, name, *, allows_dense=False):
+        Check.__init__(self, name)
+        self.allows_dense = allows_dense
 
     cdef int run(self, Call call) except -1:
         cdef cnp.ndarray array = call.array(self.slots[0])
         cdef cnp.dtype dtype = array.dtype
         cdef bint is_here = cnp.PyArray_CheckExact(call.values[self.slots[0]])
         if dtype.kind == "i" and cnp.PyArray_ITEMSIZE(array) >= 4:
+            return 0
+        if dtype_of(array) >= 0 and is_here and self.allows_dense and self.has_logits_shape(call, array):
             return 0
         if dtype.kind not in "iu" or not is_here:
             advice = f" ({self.names[0]}.astype(numpy.int64) makes classes of it)" if dtype.kind in "fb" and is_here else ""
@@ -511,6 +532,17 @@ cdef class Classes(Check):
                 call.fail(self.names[0], "vocabulary entries", largest)
         call.values[self.slots[0]] = array.astype(np.int64)
         return 0
+
+    cdef bint has_logits_shape(self, Call call, cnp.ndarray target) except -1:
+        """Return whether targets have the shape of the logits. Refuse them if they have the number of its dimensions."""
+        cdef cnp.ndarray first = call.array(call.operator.array_slots[0])
+        cdef tuple shape = shape_of(first)
+        if shape_of(target) == shape:
+            return True
+        if cnp.PyArray_NDIM(target) == cnp.PyArray_NDIM(first):
+            expected = f"shape {shape}, as floating targets are probabilities of all classes"
+            call.fail(self.names[0], expected, shape_of(target))
+        return False
 
 
 cdef class TargetsInRange(Check):
@@ -562,6 +594,8 @@ cdef class TargetsInTheVocabulary(Check):
     cdef int run(self, Call call) except -1:
         given = call.values[self.slots[0]]
         cdef bint of_logits = call.operator.family == LOSSES
+        if is_dense(call):
+            return 0
         if isinstance(given, AbstractDeviceArray) and (of_logits or not given.IS_READ):
             return 0  # no device computes losses of logits
         cdef cnp.ndarray target = call.array(self.slots[0])
