@@ -199,7 +199,9 @@ class _Loss(ABC):
         if a["target"].dtype.kind in "iu":
             target = a["target"].astype(np.int64).reshape(count, 1 if self._has_classes else a["target"].shape[-1])
             is_target = target != a["ignore_index"]
-            entries = np.where(is_target & (target < self._start + vocabulary), np.maximum(target - self._start, -1), -1)
+            entries = np.where(
+                is_target & (target < self._start + vocabulary), np.maximum(target - self._start, -1), -1
+            )
             prob = np.where(is_target, _of_rows(a["target_prob"], target.size).reshape(target.shape), 0)
             self.counted = is_target.any(axis=-1)
         else:  # dense targets: all classes are targets
@@ -259,7 +261,10 @@ class _Loss(ABC):
             log_prob[rows] = -row.negative_log_prob(terms.entries)[:, 0]
             if self._a["return_grad"]:
                 self.add_gradients(rows, row, slope)
-        correct = np.count_nonzero((predicted == self.terms.entries[:, 0] + self._start) & self.counted)
+        is_target = (
+            predicted[:, None] == self.terms.entries[:, :1] + self._start
+        )  # without classes there are no targets
+        correct = np.count_nonzero(is_target & self.counted[:, None])
         if self._a["reduction"] == "none":
             total: Any = loss + square
         else:

@@ -301,7 +301,12 @@ def rows_among(parameters: str) -> list[str]:
 
 
 def targets_of_layer(
-    parameters: str, input: str = "input", weight: str = "weight", target: str = "target"
+    parameters: str,
+    input: str = "input",
+    weight: str = "weight",
+    target: str = "target",
+    *,
+    allows_dense: bool = False,
 ) -> list[Check]:
     """Return the first checks of the loss of a linear layer: its required arrays and the probabilities of targets.
 
@@ -310,7 +315,7 @@ def targets_of_layer(
     return [
         NotNone(),
         Floating(input, weight, converts=True),
-        Classes(target),
+        Classes(target, allows_dense=allows_dense),
         LeadingDimensions(input, target, *rows_among(parameters)),
         Shape(input, "BT", "H"),
         Shape(weight, "V", "H"),
@@ -362,7 +367,7 @@ LINEAR_CROSS_ENTROPY = Operator(
     optional=arrays_among(_LINEAR_PARAMETERS),
     out="weight_grad",  # for parts of a sum; the public function has no `out`
     checks=[
-        *targets_of_layer(_LINEAR_PARAMETERS),
+        *targets_of_layer(_LINEAR_PARAMETERS, allows_dense=True),
         Reduction("BT"),
         ignored(),
         Integer("vocab_start_index", precedes_entries=True),
@@ -395,7 +400,7 @@ LINEAR_CROSS_ENTROPY_BACKWARD = Operator(
     mixes=f"target lse entropy {' '.join(OUTPUT_GRADIENTS)} {arrays_among(_BACKWARD_OPTIONS)}",
     optional=arrays_among(_BACKWARD_PARAMETERS),
     checks=[
-        *targets_of_layer(_BACKWARD_PARAMETERS),
+        *targets_of_layer(_BACKWARD_PARAMETERS, allows_dense=True),
         *upstream_gradients(STATISTICS_AND_GRADIENTS),
         EntropyForItsGradient(),
         NothingOfOneTarget("grad_log_prob"),

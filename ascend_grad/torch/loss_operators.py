@@ -183,11 +183,11 @@ def check_reduction(operator: str, reduction: object) -> None:
         raise ParamInvalidError(f"reduction: expected mean, sum or none, got {shown(reduction)}", operator=operator)
 
 
-def check_target_dtype(operator: str, name: str, target: torch.Tensor) -> None:
+def refuse_dense(operator: str, name: str, target: torch.Tensor, where: str) -> None:
     """Refuse probabilities of all classes."""
     if target.is_floating_point():
         hint = "target_prob takes the probabilities of some classes"
-        message = f"probabilities are not supported, got {target.dtype} ({hint})"
+        message = f"probabilities of all classes are not supported {where}, got {target.dtype} ({hint})"
         raise NotImplementedError(f"{operator}: {name}: {message}")
 
 

@@ -314,7 +314,7 @@ cdef class NumberOrRows(Check):
 
 cdef bint is_dense(Call call) except -1:
     """Return whether the targets of a loss are probabilities of all classes. `Classes` has checked their shape."""
-    return dtype_of(call.array(<int>call.operator.slots["target"])) >= 0
+    return dtype_of(call.array(call.operator.array_slots[1 if call.operator.family == LOSSES else 2])) >= 0
 
 
 cdef class Targets(Check):
@@ -337,8 +337,6 @@ cdef class Targets(Check):
 
     cdef int run(self, Call call) except -1:
         if dtype_of(call.array(self.slots[0])) >= 0:
-            if call.values[self.slots[1]] is not None:
-                call.fail(self.names[1], f"None, as {self.names[0]} holds probabilities of all classes", "an array")
             return 0
         if call.values[self.slots[1]] is None:
             self.advise(call)
@@ -475,7 +473,7 @@ cdef class LeadingDimensions(Check):
             rows *= length
         has_several = call.operator.slots.get("target_prob")
         if has_several is not None:
-            has_several = call.values[has_several] is not None
+            has_several = call.values[has_several] is not None or is_dense(call)
         for i in range(1, self.count):
             self.merge(call, i, leading, rows, 1 if has_several and self.names[i].startswith("target") else 0)
         call.values[self.slots[0]] = array.reshape((rows, cnp.PyArray_DIM(array, cnp.PyArray_NDIM(array) - 1)))
@@ -505,7 +503,8 @@ cdef class LeadingDimensions(Check):
 cdef class Classes(Check):
     """Check that the named array has an integer dtype. Others than int32 and int64 are converted to int64.
 
-    With `allows_dense`, an array of a floating dtype with the shape of the logits is allowed, too: dense targets.
+    With `allows_dense`, an array of a floating dtype with the shape of the logits is allowed, too, without `target_prob`:
+    dense targets.
     """
 
     cdef bint allows_dense
@@ -520,11 +519,14 @@ cdef class Classes(Check):
         cdef bint is_here = cnp.PyArray_CheckExact(call.values[self.slots[0]])
         if dtype.kind == "i" and cnp.PyArray_ITEMSIZE(array) >= 4:
             return 0
-        if dtype_of(array) >= 0 and is_here and self.allows_dense and self.has_logits_shape(call, array):
+        cdef bint has_prob = self.allows_dense and call.values[<int>call.operator.slots["target_prob"]] is not None
+        if dtype_of(array) >= 0 and is_here and self.allows_dense and not has_prob and self.has_logits_shape(call, array):
             return 0
         if dtype.kind not in "iu" or not is_here:
             advice = f" ({self.names[0]}.astype(numpy.int64) makes classes of it)" if dtype.kind in "fb" and is_here else ""
             expected = "an integer dtype" if is_here else "dtype int32 or int64"
+            if has_prob and dtype_of(array) >= 0:
+                expected, advice = f"{expected}, as target_prob is given", ""
             call.fail(self.names[0], expected, f"{dtype}{advice}", ParamTypeError)
         if dtype.kind == "u" and cnp.PyArray_ITEMSIZE(array) == 8 and cnp.PyArray_SIZE(array):
             largest = int(array.max())
@@ -535,8 +537,11 @@ cdef class Classes(Check):
 
     cdef bint has_logits_shape(self, Call call, cnp.ndarray target) except -1:
         """Return whether targets have the shape of the logits. Refuse them if they have the number of its dimensions."""
-        cdef cnp.ndarray first = call.array(call.operator.array_slots[0])
+        cdef cnp.ndarray first = call.array(call.operator.array_slots[0]), weight
         cdef tuple shape = shape_of(first)
+        if call.operator.family != LOSSES and shape:
+            weight = call.array(call.operator.array_slots[1])
+            shape = shape[:len(shape) - 1] + (cnp.PyArray_DIM(weight, 0) if cnp.PyArray_NDIM(weight) else 1,)
         if shape_of(target) == shape:
             return True
         if cnp.PyArray_NDIM(target) == cnp.PyArray_NDIM(first):

@@ -59,7 +59,8 @@ cdef const double *vector_of(object source, str name, list held, bint with_value
 
 cdef Py_ssize_t dense_classes(cnp.ndarray target, object source) except -1:
     """Return the number of classes of dense targets, which lie along the axis of a call on logits, or else the last one."""
-    cdef int rank = cnp.PyArray_NDIM(target), axis = (<Call>source).axis if type(source) is Call else -1
+    cdef int rank = cnp.PyArray_NDIM(target)
+    cdef int axis = (<Call>source).axis if type(source) is Call else (<dict>source).get("dim", -1)
     return cnp.PyArray_DIM(target, axis if axis >= 0 else rank - 1) if rank else 1
 
 
@@ -117,8 +118,9 @@ def weight_sums(target, **options):
 
     Parameters
     ----------
-    target : ndarray of int32 or int64, shape (rows,), or (rows, K) with `target_prob`
-        A target that is no class counts as the nearest one.
+    target : ndarray of int32 or int64, shape (rows,), or (rows, K) with `target_prob`; or dense
+        A target that is no class counts as the nearest one. The classes of dense targets lie along the option `dim`, by
+        default the last axis.
     **options
         Options of a loss by name, with `ignore_index`. The weights of the targets' classes may be given as
         `target_class_weight`, shape (rows,), where `class_weight` is split over ranks.
@@ -129,7 +131,8 @@ def weight_sums(target, **options):
         The sums of the weights of the rows that are not ignored: of the cross-entropy, and of the squared lse.
     """
     cdef LossOptions o
-    cdef list held = set_options(&o, native_vector(np.asarray(target)), options, True)
+    cdef cnp.ndarray array = np.asarray(target)
+    cdef list held = set_options(&o, array if dtype_of(array) >= 0 else native_vector(array), options, True)
     cdef cnp.ndarray sums = np.zeros(2)
     o.target_class_weight = vector_of(options, "target_class_weight", held, True)
     with nogil:

@@ -20,14 +20,19 @@ import ascend_grad.jax as agj
 
 ARRAY = "an array of jax or NumPy, or a number"
 EVERY = ("lse", "log_prob", "entropy", "predicted", "correct")
-#: Options, as `random_arguments` takes them, with the number of sparse targets.
-OPTIONS: dict[str, tuple[dict[str, Any], int]] = {
+#: Options, as `random_arguments` takes them, with the number of sparse targets, or the dtype of dense ones.
+OPTIONS: dict[str, tuple[dict[str, Any], int | str]] = {
     "no option": ({}, 0),
     "outputs": ({"outputs": EVERY}, 0),
     "correct": ({"outputs": ("correct",), "denominator": 7.0}, 0),
     "weights": ({"class_weight": "classes", "token_weight": "rows", "lse_square_scale": 1e-2}, 0),
     "smoothing": ({"class_weight": "classes", "label_smoothing": 0.2, "temperature": 0.7, "outputs": EVERY}, 0),
     "temperatures": ({"temperature": "rows", "outputs": ("entropy", "log_prob")}, 0),
+    "dense": ({}, "float32"),
+    "dense with options": (
+        {"temperature": "rows", "class_weight": "classes", "label_smoothing": 0.1, "outputs": ("lse", "entropy")},
+        "bfloat16",
+    ),
     "sparse": ({"temperature": "rows", "class_weight": "classes", "outputs": ("predicted", "lse", "entropy")}, 3),
 }
 SHAPES = (((7,), 0), ((5, 9), -1), ((3, 70, 6), 1), ((40, 3), 0))
@@ -42,7 +47,8 @@ def _all_dtypes():
 def problem_of(option: str, dtype: str, shape: tuple[int, ...], dim: int, reduction: str = "mean") -> tuple[dict, Any]:
     """Make the arguments of a call, and a compiled function of its logits whose results are a named tuple."""
     options, targets = OPTIONS[option]
-    arguments = random_arguments(option, shape, dim, dtype, options=options, K=targets) | {"reduction": reduction}
+    kind: dict[str, Any] = {"dense" if isinstance(targets, str) else "K": targets}
+    arguments = random_arguments(option, shape, dim, dtype, options=options, **kind) | {"reduction": reduction}
     given = {name: jnp.asarray(each) if isinstance(each, np.ndarray) else each for name, each in arguments.items()}
     del given["input"]
 

@@ -4,6 +4,28 @@
  * computes the losses, and the factors of the exponentials.
  */
 
+/* ---- weights of dense targets --------------------------------------------------------------------------------------- */
+
+/* Numbers of dense targets, in all lanes. */
+typedef struct {
+    V kept, share, certain, at_certain;
+} K(dense_row);
+
+/* Return the weights of classes from their probabilities and from their class weights, if there are any. */
+AG_INLINE V K(dense_weight)(V prob, V class_weight, int has_weights, const K(dense_row) *row)
+{
+    const V weight = V_(fma)(prob, row->kept, row->share);
+    return has_weights ? weight * class_weight : weight;
+}
+
+/* Return the numbers of row r; those of nearly certain entries are absent before they are known. */
+AG_INLINE K(dense_row) K(dense_row_of)(const ag_loss_rows *rows, int with_certain, ptrdiff_t r)
+{
+    return (K(dense_row)){V_(set1)((compute_t)rows->kept), V_(set1)((compute_t)rows->share),
+                          V_(set1)(with_certain ? (compute_t)rows->certain[r] : 0),
+                          V_(set1)(with_certain ? (compute_t)rows->at_certain[r] : 0)};
+}
+
 /* ---- narrow packed rows ------------------------------------------------------------------------------------------ */
 
 /* As in narrow.h, the arithmetic runs over the flat elements of a block of rows. */
@@ -17,8 +39,8 @@ AG_INLINE int K(loss_is_narrow)(const ag_tile *tile)
 /* Return whether sums and results of rows are computed over flat elements, and the cached exponentials are flat. */
 AG_INLINE int K(loss_is_flat)(const ag_tile *tile, const ag_loss_rows *rows)
 {
-    return rows->is_uniform && !rows->class_weight && !rows->is_dense && K(loss_is_narrow)(tile) &&
-           tile->out_stride == tile->a_stride;
+    return rows->is_uniform && !rows->class_weight && K(loss_is_narrow)(tile) && tile->out_stride == tile->a_stride &&
+           (!rows->is_dense || tile->b_stride == tile->a_stride);
 }
 
 AG_INLINE V K(loss_load_flat)(const char *a, ptrdiff_t i, ptrdiff_t count)
@@ -63,6 +85,8 @@ AG_NOINLINE void K(loss_flat_write)(const ag_tile *tile, const ag_loss_rows *par
 {
     compute_t factor[K(LOSS_PADDED)] __attribute__((aligned(64))), smoothing[K(LOSS_PADDED)] __attribute__((aligned(64)));
     compute_t each[K(LOSS_CAPACITY)];
+    const int is_dense = parameters->is_dense;
+    const K(dense_row) dense = K(dense_row_of)(parameters, 0, 0);
     const ptrdiff_t n = tile->n, block = K(LOSS_CAPACITY) / n / VL * VL;
     for (ptrdiff_t row = 0; row < tile->rows; row += block) {
         const ptrdiff_t rows = tile->rows - row < block ? tile->rows - row : block, count = rows * n;
@@ -80,12 +104,19 @@ AG_NOINLINE void K(loss_flat_write)(const ag_tile *tile, const ag_loss_rows *par
             MASKV is_zero = factor_v == 0;
             if (parameters->is_smoothed) {
                 const V smoothing_v = V_(load)(smoothing + i);
-                value = V_(fma)(e, factor_v, -smoothing_v);
+                const V prob = is_dense ? K(loss_load_flat)(tile->b + row * tile->b_stride, i, count) : (V){0};
+                value = V_(fma)(e, factor_v, is_dense ? -(smoothing_v * K(dense_weight)(prob, prob, 0, &dense)) : -smoothing_v);
                 is_zero &= smoothing_v == 0;
             }
             value = V_(select)(is_zero, (V){0}, value);
             if (i + VL <= count) AG_STORE(out + i * AG_SIZE, value);
             else AG_STORE_PARTIAL(out + i * AG_SIZE, value, count - i);
+        }
+        for (ptrdiff_t r = 0; is_dense && r < rows; r++) {
+            const V at_certain = V_(set1)((compute_t)parameters->at_certain[row + r]);
+            for (ptrdiff_t k = r * n; parameters->certain[row + r] == 1 && k < (r + 1) * n; k++) {
+                if (cached[k] == 1) AG_STORE_PARTIAL(out + k * AG_SIZE, at_certain, 1);
+            }
         }
     }
 }
@@ -180,18 +211,6 @@ static void K(loss_rows_sum)(const ag_tile *tile, ag_row_op sum, const ag_loss_r
 
 /* ---- dense targets ----------------------------------------------------------------------------------------------- */
 
-/* Numbers of dense targets, in all lanes. */
-typedef struct {
-    V kept, share, certain, at_certain;
-} K(dense_row);
-
-/* Return the weights of classes from their probabilities and from their class weights, if there are any. */
-AG_INLINE V K(dense_weight)(V prob, V class_weight, int has_weights, const K(dense_row) *row)
-{
-    const V weight = V_(fma)(prob, row->kept, row->share);
-    return has_weights ? weight * class_weight : weight;
-}
-
 /* Add the terms of the three sums of a vector of elements. */
 AG_INLINE void K(dense_add)(V *partial, V x, V weight, V scale, V max)
 {
@@ -229,23 +248,52 @@ AG_INLINE void K(dense_segment)(const char *a, const char *prob, const compute_t
     for (int j = 0; j < 3; j++) sums[j] = K(reduce)(&lanes[j]);
 }
 
+/* Compute the sums of narrow rows, of which loss_is_flat holds. */
+AG_NOINLINE void K(dense_flat_sums)(const ag_tile *tile, const ag_loss_rows *parameters, double *sums[3])
+{
+    compute_t terms[3][K(LOSS_PADDED)] __attribute__((aligned(64))), shift[K(LOSS_PADDED)] __attribute__((aligned(64)));
+    compute_t each[K(LOSS_CAPACITY)];
+    const K(dense_row) dense = K(dense_row_of)(parameters, 0, 0);
+    const V scale = V_(set1)((compute_t)tile->scale);
+    const ptrdiff_t n = tile->n, block = K(LOSS_CAPACITY) / n / VL * VL;
+    for (ptrdiff_t row = 0; row < tile->rows; row += block) {
+        const ptrdiff_t rows = tile->rows - row < block ? tile->rows - row : block, count = rows * n;
+        for (ptrdiff_t r = 0; r < rows; r++) each[r] = (compute_t)parameters->max[row + r];
+        K_COMPUTE(broadcast)(each, rows, n, shift);
+        for (ptrdiff_t i = 0; i < count; i += VL) {
+            const V x = K(loss_load_flat)(tile->a + row * tile->a_stride, i, count);
+            const V prob = K(loss_load_flat)(tile->b + row * tile->b_stride, i, count);
+            V added[3] = {{0}};
+            K(dense_add)(added, x, K(dense_weight)(prob, prob, 0, &dense), scale, V_(load)(shift + i));
+            AG_UNROLL(3)
+            for (int j = 0; j < 3; j++) V_(store)(terms[j] + i, added[j]);
+        }
+        for (int j = 0; j < 3; j++) K_COMPUTE(narrow_row_sums)(terms[j], rows, n, sums[j] + row);
+    }
+}
+
 static void K(loss_rows_dense)(const ag_tile *tile, const ag_loss_rows *rows, double *deficit, double *below, double *at_max)
 {
-    const K(dense_row) row = {.kept = V_(set1)((compute_t)rows->kept), .share = V_(set1)((compute_t)rows->share)};
+    double *results[3] = {deficit, below, at_max};
+    const K(dense_row) row = K(dense_row_of)(rows, 0, 0);
     const compute_t *weight = (const compute_t *)rows->class_weight;
+    if (K(loss_is_flat)(tile, rows)) {
+        K(dense_flat_sums)(tile, rows, results);
+        return;
+    }
     for (ptrdiff_t r = 0; r < tile->rows; r++) {
         const char *a = tile->a + r * tile->a_stride, *prob = tile->b + r * tile->b_stride;
         const V scale = V_(set1)((compute_t)rows->scale[r]), max = V_(set1)((compute_t)rows->max[r]);
         ag_sum totals[3] = {{0}};
-        double sums[3];
+        double sums[3] = {0};
         for (ptrdiff_t i = 0; i < tile->n; i += AG_SEGMENT(VL)) {
             const ptrdiff_t length = tile->n - i < AG_SEGMENT(VL) ? tile->n - i : AG_SEGMENT(VL);
             K(dense_segment)(a + i * AG_SIZE, prob + i * AG_SIZE, weight ? weight + i : NULL, length, scale, max, &row, sums);
-            for (int j = 0; j < 3; j++) ag_sum_add(&totals[j], sums[j]);
+            for (int j = 0; tile->n > AG_SEGMENT(VL) && j < 3; j++) ag_sum_add(&totals[j], sums[j]);
         }
-        deficit[r] = ag_canonical_nan(ag_sum_total(totals[0]));
-        below[r] = ag_canonical_nan(ag_sum_total(totals[1]));
-        at_max[r] = ag_canonical_nan(ag_sum_total(totals[2]));
+        for (int j = 0; j < 3; j++) {
+            results[j][r] = ag_canonical_nan(tile->n > AG_SEGMENT(VL) ? ag_sum_total(totals[j]) : sums[j] + 0.0);
+        }
     }
 }
 
@@ -372,11 +420,7 @@ AG_INLINE void K(loss_write_rows)(const int kind, const int is_dense, const ag_t
                                  V_(set1)((compute_t)rows->factor[r]),
                                  V_(set1)(rows->is_smoothed ? (compute_t)rows->smoothing[r] : (compute_t)0),
                                  V_(set1)(kind == K(SLOPED) ? (compute_t)rows->slope[r] : (compute_t)0)};
-        K(dense_row) dense;
-        if (is_dense) {
-            dense = (K(dense_row)){V_(set1)((compute_t)rows->kept), V_(set1)((compute_t)rows->share),
-                                   V_(set1)((compute_t)rows->certain[r]), V_(set1)((compute_t)rows->at_certain[r])};
-        }
+        const K(dense_row) dense = K(dense_row_of)(rows, is_dense, r);
         if (rows->factor[r] == 0 && (!rows->is_smoothed || rows->smoothing[r] == 0) &&
             (kind != K(SLOPED) || rows->slope[r] == 0)) {
             memset(out, 0, (size_t)(tile->n * AG_SIZE));
@@ -394,12 +438,12 @@ static void K(loss_rows_write)(const ag_tile *tile, const ag_loss_rows *rows)
 {
     if (rows->is_dense && rows->slope) {
         K(loss_write_rows)(K(SLOPED), 1, tile, rows);
-    } else if (rows->is_dense) {
-        K(loss_write_rows)(K(WEIGHTED), 1, tile, rows);
     } else if (rows->slope) {
         K(loss_write_rows)(K(SLOPED), 0, tile, rows);
     } else if (rows->cached && K(loss_is_flat)(tile, rows)) {
         K(loss_flat_write)(tile, rows);
+    } else if (rows->is_dense) {
+        K(loss_write_rows)(K(WEIGHTED), 1, tile, rows);
     } else if (!rows->is_smoothed) {
         K(loss_write_rows)(K(UNSMOOTHED), 0, tile, rows);
     } else if (!rows->class_weight) {
