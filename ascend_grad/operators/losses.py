@@ -98,8 +98,8 @@ def cross_entropy(
         row, and that of an ignored row is 0, or -1 for `predicted`. `predicted` is the class of the largest logit,
         int64, the lowest one of several. `correct` is the number of rows with ``predicted == target``, shape ().
         Floating outputs have the dtype of the loss. `log_prob` and `correct` are of a single target, so they are
-        refused with `target_prob` and probabilities of all classes. `lse` is infinite if a logit is positive infinite, or if all are negative infinite.
-        The loss, the other outputs and the gradient of such a row are NaN.
+        refused with `target_prob` and probabilities of all classes. `lse` is infinite if a logit is positive infinite,
+        or if all are negative infinite. The loss, the other outputs and the gradient of such a row are NaN.
 
     Raises
     ------

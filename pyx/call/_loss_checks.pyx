@@ -447,7 +447,6 @@ cdef class PositiveValues(Check):
         return 0
 
 
-
 cdef class LeadingDimensions(Check):
     """Merge the dimensions of the rows, as kernels know one: an input (..., H) becomes (BT, H), an array (...) (BT,).
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 import ascend_grad as ag
 import ascend_grad.torch as agt
@@ -30,7 +30,7 @@ def test_the_loss_and_its_gradient_are_those_of_torch(shape, reduction, label_sm
     x, q = problem(shape)
     weight = torch.linspace(0.5, 2, x.shape[1 if x.dim() > 1 else 0], dtype=torch.float64) if has_weight else None
     options = {"reduction": reduction, "label_smoothing": label_smoothing, "weight": weight}
-    found, right = agt.cross_entropy(x, q, **options), F.cross_entropy(x, q, **options)
+    found, right = agt.cross_entropy(x, q, **options), functional.cross_entropy(x, q, **options)
     torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-14)
     upstream = torch.linspace(-1, 1, right.numel(), dtype=torch.float64).reshape(right.shape) + 0.5
     ours, theirs = (torch.autograd.grad(each, x, upstream)[0] for each in (found, right))
@@ -42,7 +42,7 @@ def test_dtypes_and_strides(dtype, of_target):
     x, q = problem((30, 50))
     steps = x.detach().to(dtype).t().contiguous().t().requires_grad_()
     found = agt.cross_entropy(steps, q.to(of_target).flip(0).flip(0))
-    right = F.cross_entropy(steps.double(), q.to(of_target).double())
+    right = functional.cross_entropy(steps.double(), q.to(of_target).double())
     error = 1e-2 if dtype.itemsize == 2 else 1e-5
     torch.testing.assert_close(found.double(), right, rtol=error, atol=0)
     ours, theirs = (torch.autograd.grad(each, steps)[0] for each in (found, right))
@@ -72,14 +72,14 @@ def test_linear(reduction, rows):
     q = q / q.sum(-1, keepdim=True)
     options = {"reduction": reduction, "label_smoothing": 0.1, "weight": torch.linspace(0.5, 1, 9, dtype=torch.float64)}
     found = agt.linear_cross_entropy(x, w, q, linear_bias=b, **options)
-    right = F.cross_entropy(x @ w.T + b, q, **options)
+    right = functional.cross_entropy(x @ w.T + b, q, **options)
     torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-14)
     for ours, theirs in zip(*(torch.autograd.grad(each.sum(), (x, w, b)) for each in (found, right))):
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-14)
     result = agt.linear_cross_entropy(x, w, q, outputs=("lse",), reduction=reduction)
     (gradient,) = torch.autograd.grad(result.loss.sum() + result.lse.sum(), x)
     z = x @ w.T
-    (right,) = torch.autograd.grad(F.cross_entropy(z, q, reduction=reduction).sum() + z.logsumexp(-1).sum(), x)
+    (right,) = torch.autograd.grad(functional.cross_entropy(z, q, reduction=reduction).sum() + z.logsumexp(-1).sum(), x)
     torch.testing.assert_close(gradient, right, rtol=1e-10, atol=1e-13)
 
 
@@ -89,7 +89,7 @@ def test_a_compiled_loss():
         torch.ops.ascend_grad.cross_entropy,
         agt.loss_operators.CROSS_ENTROPY.arguments(
             {
-                **{name: each for name, each in agt.loss_operators.NUMBERS.items()},
+                **agt.loss_operators.NUMBERS,
                 "input": x,
                 "target": q,
                 "dim": 1,
