@@ -65,6 +65,8 @@ cdef inline void clear_gradient(Py_ssize_t i, Rows *r) noexcept nogil:
     r.factor[i] = r.smoothing[i] = 0
     if r.slope != NULL:
         r.slope[i] = 0
+    if r.certain != NULL:
+        r.certain[i] = 2
 
 
 cdef void finish_ignored_row(CrossEntropy *x, Py_ssize_t number, Py_ssize_t i, Rows *r) noexcept nogil:

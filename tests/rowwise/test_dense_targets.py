@@ -147,6 +147,20 @@ def test_near_certain_targets(gap, shape, dim, dtype, cpu_engines):
         np.testing.assert_allclose(result.loss, right["loss"].astype(np.float64), rtol=1e-4, err_msg=engine.name)
 
 
+@pytest.mark.parametrize(("shape", "dim"), [((200, 7), -1), ((40, 130), -1), ((3, 40_000), -1), ((2, 9, 70), 1)])
+def test_rows_of_weight_0_have_no_gradient(shape, dim, dtype, cpu_engines):
+    """Also where an entry is nearly certain, after rows that have a gradient."""
+    arguments = random_arguments("weight of 0", shape, dim, dtype, options={"token_weight": "rows"}, dense=dtype)
+    np.moveaxis(arguments["input"], dim, -1)[..., 1] = 100
+    arguments["token_weight"].reshape(-1)[1::2] = 0
+    right = cross_entropy_oracles.expected(**arguments)
+    for engine in cpu_engines():
+        for _ in range(2):
+            result = engine.call("cross_entropy", **arguments)
+            assert_right(result, right, dtype, engine.name)
+            assert not np.moveaxis(result.input_grad, dim, -1).reshape(-1, shape[dim])[1::2].any()
+
+
 def test_finite_differences(cpu_engine):
     for options in OPTIONS[3:5]:
         arguments = random_arguments("differences", (4, 6), -1, "float64", options=options, dense="float64")
