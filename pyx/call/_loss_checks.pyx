@@ -540,7 +540,9 @@ cdef class Classes(Check):
         cdef tuple shape = shape_of(first)
         if call.operator.family != LOSSES and shape:
             weight = call.array(call.operator.array_slots[1])
-            shape = shape[:len(shape) - 1] + (cnp.PyArray_DIM(weight, 0) if cnp.PyArray_NDIM(weight) else 1,)
+            if cnp.PyArray_NDIM(weight) != 2:
+                return True  # a later check refuses the weight
+            shape = shape[:len(shape) - 1] + (cnp.PyArray_DIM(weight, 0),)
         if shape_of(target) == shape:
             return True
         if cnp.PyArray_NDIM(target) == cnp.PyArray_NDIM(first):
