@@ -184,6 +184,13 @@ def _of_rows(value: Any, count: int, default: float = 1.0) -> np.ndarray:
     return np.broadcast_to(np.asarray(default if value is None else value, np.float64).reshape(-1), count)
 
 
+def _targets(target: np.ndarray, input: np.ndarray, axis: int = -1) -> np.ndarray:
+    """Return dense targets as the kernels read them, with rows along the last axis, and other targets as they are."""
+    if target.dtype.kind in "iu":
+        return target
+    return _rows(target if input.dtype.type is np.float64 else target.astype(np.float32), axis)
+
+
 class _Loss(ABC):
     """The rows and targets of a loss, with its divisors, and the gradients so far.
 
@@ -192,12 +199,20 @@ class _Loss(ABC):
 
     def __init__(self, arguments: dict[str, Any], count: int, vocabulary: int):
         a = self._a = arguments
-        target = a["target"].astype(np.int64).reshape(count, 1 if a["target_prob"] is None else a["target"].shape[-1])
-        is_target = target != a["ignore_index"]
-        self.counted = is_target.any(axis=-1)
-        self._start = a.get("vocab_start_index", 0)
-        entries = np.where(is_target & (target < self._start + vocabulary), np.maximum(target - self._start, -1), -1)
-        prob = np.where(is_target, _of_rows(a["target_prob"], target.size).reshape(target.shape), 0)
+        self._start, self._has_classes = a.get("vocab_start_index", 0), a["target_prob"] is None
+        if a["target"].dtype.kind in "iu":
+            target = a["target"].astype(np.int64).reshape(count, 1 if self._has_classes else a["target"].shape[-1])
+            is_target = target != a["ignore_index"]
+            entries = np.where(
+                is_target & (target < self._start + vocabulary), np.maximum(target - self._start, -1), -1
+            )
+            prob = np.where(is_target, _of_rows(a["target_prob"], target.size).reshape(target.shape), 0)
+            self.counted = is_target.any(axis=-1)
+        else:  # dense targets: all classes are targets
+            self._has_classes = False
+            entries = np.broadcast_to(np.arange(vocabulary), (count, vocabulary))
+            prob = a["target"].reshape(count, vocabulary)
+            self.counted = np.ones(count, bool)
         tokens = np.where(self.counted, _of_rows(a["token_weight"], count), 0)
         self.terms = loss_reference.Terms(entries, prob, _of_rows(a["class_weight"], vocabulary), tokens, a)
         self.temperature, self._grad_loss = _of_rows(a["temperature"], count), _of_rows(a["grad_loss"], count)
@@ -215,7 +230,7 @@ class _Loss(ABC):
         if self._a["reduction"] != "mean" or given is not None:
             return (1.0, 1.0) if self._a["reduction"] != "mean" else (given, given)
         weights = tokens = terms.token_weight
-        if self._a["target_prob"] is None:
+        if self._has_classes:
             weights = np.where(tokens == 0, 0, tokens * terms.class_weight[terms.entries[:, 0]])
         sums = np.sum(weights), np.sum(tokens)
         return sums if sums[0] and (sums[1] or not loss_reference.square_scale(terms.options)) else (0.0, 0.0)
@@ -254,7 +269,9 @@ class _Loss(ABC):
             log_prob[rows] = np.where(terms.entries < 0, 0, -row.negative_log_prob(terms.entries))
             if self._a["return_grad"]:
                 self.add_gradients(rows, row, slope)
-        correct = np.count_nonzero((predicted == self.terms.entries[:, 0] + self._start) & self.counted)
+        # Without classes there are no targets.
+        is_target = predicted[:, None] == self.terms.entries[:, :1] + self._start
+        correct = np.count_nonzero(is_target & self.counted[:, None])
         if self._a["reduction"] == "none":
             total: Any = loss + square
         else:
@@ -268,6 +285,7 @@ class _LayerLoss(_Loss):
     """A loss of a linear layer, or of the part of a vocabulary that belongs to its rows of the weight."""
 
     def __init__(self, input: np.ndarray, weight: np.ndarray, arguments: dict[str, Any]):
+        arguments["target"] = _targets(arguments["target"], input)
         super().__init__(arguments, len(input), len(weight))
         self._input, self._weight = input, _wide(weight)
         shapes = {"input_grad": input.shape, "weight_grad": weight.shape, "bias_grad": weight.shape[:1]}
@@ -288,6 +306,7 @@ class _LogitsLoss(_Loss):
     """A loss of logits, which lie along one dimension of the input."""
 
     def __init__(self, input: np.ndarray, axis: int, arguments: dict[str, Any]):
+        arguments["target"] = _targets(arguments["target"], input, axis)
         self._logits = _rows(input, axis)
         self._shape, vocabulary = self._logits.shape, self._logits.shape[-1]
         count = math.prod(self._shape[:-1])

@@ -85,7 +85,7 @@ def row_blocks(operator: Operator, values: dict[str, Any], num_threads: int | No
     for number in range(2 if "weight" in arrays else 0):
         check_one_chunk(arrays["weight"], number, "weight", operator)
     chunks = tuple(lengths for i, lengths in enumerate(arrays["input"].chunks) if i != axis)
-    return RowBlocks(call, arrays, axis, chunks, _blocks(arrays, chunks))
+    return RowBlocks(call, arrays, axis, chunks, _blocks(arrays, chunks, axis))
 
 
 def _as_classes(target: da.Array) -> da.Array:
@@ -122,13 +122,15 @@ def _stand_ins(operator: Operator, arrays: dict[str, da.Array]) -> dict[str, NDA
     }
 
 
-def _blocks(arrays: dict[str, da.Array], chunks: tuple) -> dict[Index, dict[str, Delayed]]:
-    """Return the blocks of all arrays by the index of a block of rows."""
+def _blocks(arrays: dict[str, da.Array], chunks: tuple, axis: int) -> dict[Index, dict[str, Delayed]]:
+    """Return the blocks of all arrays by the index of a block of rows. Dense targets have the axis of the classes."""
     result: dict[Index, dict[str, Delayed]] = {index: {} for index in np.ndindex(*map(len, chunks))}
     for name, array in arrays.items():
         if name != "input":
             lengths: dict[int, Any] = dict.fromkeys(range(array.ndim), -1)
-            if name not in _WHOLE:
+            if name == "target" and array.dtype.kind not in "iu" and array.ndim > len(chunks):
+                lengths |= dict(enumerate((*chunks[:axis], -1, *chunks[axis:])))
+            elif name not in _WHOLE:
                 lengths |= dict(enumerate(chunks))
             # method="tasks" suits any scheduler: with a client, dask may choose tasks that only its workers compute.
             array = array.rechunk(lengths, method="tasks")
@@ -148,7 +150,7 @@ def loss(operator: Operator, values: dict[str, Any], *, in_pairs: bool) -> Any:
     settings, blocks = rows.settings, rows.blocks.values()
     sums = None
     if tasks.is_over_weights(settings):
-        shared = {name: settings[name] for name in ("ignore_index", "vocab_start_index") if name in settings}
+        shared = {name: settings[name] for name in ("ignore_index", "vocab_start_index", "axis") if name in settings}
         weigh = delayed(partial(weight_sums, **shared), pure=True)
         # These tasks get neither the largest arrays nor arguments without an influence on the sums.
         sums = _sum([weigh(**{name: block[name] for name in _WEIGHTS if name in block}) for block in blocks], in_pairs)

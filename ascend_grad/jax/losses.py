@@ -193,7 +193,8 @@ def loss(operator: str, values: dict[str, Any]) -> Any:
 
     arrays = {name: each for name, each in found.items() if each is not None}
     if not arrays["input"].ndim:
-        arrays["input"] = arrays["input"].reshape(1)
+        for name in ("input", *(["target"] if jnp.issubdtype(arrays["target"].dtype, jnp.floating) else [])):
+            arrays[name] = arrays[name].reshape(1)
     input = arrays["input"]
     axis = int(others.get("axis", -1)) % input.ndim - input.ndim
     if "axis" in others:

@@ -59,18 +59,20 @@ def cross_entropy(
     input : array_like, shape (...)
         The logits :math:`x`. Rank 0 to 8, any strides; float32, float16, bfloat16 or float64. Integers and truth values
         become float64.
-    target : array_like of any integer dtype
+    target : array_like of any integer dtype, or of a floating dtype
         The index of each row's target, or `ignore_index`: the shape of `input` without `axis`. With `target_prob` there
-        is one more axis, the last one, of :math:`K` targets.
+        is one more axis, the last one, of :math:`K` targets. An array of any of the four floating dtypes with the shape
+        of `input` holds probabilities :math:`q` of all classes, which need not add up to 1. They count as float32
+        unless `input` is float64.
     axis : int, default -1
         The axis of the classes.
     reduction : {"mean", "sum", "none"}, default "mean"
         The loss is a weighted mean or the sum over the rows that are not ignored, or one number per row, 0 for ignored
-        rows. The mean divides the cross-entropy by the sum of :math:`r c_t`, or of :math:`r` with `target_prob`, and
-        the term of the squared lse by the sum of :math:`r`.
+        rows. The mean divides the cross-entropy by the sum of :math:`r c_t`, or of :math:`r` with `target_prob` or
+        probabilities of all classes, and the term of the squared lse by the sum of :math:`r`.
     ignore_index : int, default -100
         A target with this value adds nothing. A row without another target is ignored: it has no loss, and a gradient
-        of 0.
+        of 0. It has no effect on probabilities of all classes.
     .. options::
     grad_loss : float or array_like, optional
         The gradient with respect to the loss, default 1: one number or, with ``reduction="none"``, also one for each
@@ -96,8 +98,9 @@ def cross_entropy(
         row, and that of an ignored row is 0, or -1 for `predicted`. `log_prob` has the shape of `target`: with
         `target_prob`, K numbers for each row. `predicted` is the class of the largest logit, int64, the lowest one of
         several. `correct` is the number of rows with ``predicted == target``, shape (); it is refused with
-        `target_prob`. Floating outputs have the dtype of the loss. `lse` is infinite if a logit is positive infinite,
-        or if all are negative infinite. The loss, the other outputs and the gradient of such a row are NaN.
+        `target_prob`. Both `log_prob` and `correct` are refused with probabilities of all classes. Floating outputs
+        have the dtype of the loss. `lse` is infinite if a logit is positive infinite, or if all are negative infinite.
+        The loss, the other outputs and the gradient of such a row are NaN.
 
     Raises
     ------
@@ -203,8 +206,9 @@ def linear_cross_entropy(
         The layer's input; float32, float16, bfloat16 or float64. Integers and truth values become float64, or take the
         dtype of `weight`. The shape without H is that of the rows, called (BT,) here: results with a number for each
         row have it, too.
-    target : array_like of any integer dtype, shape (BT,), or (BT, K) with `target_prob`
-        Ids: ``target - vocab_start_index`` is the row of `weight`; or `ignore_index`. Of tensors of torch_npu any other
+    target : array_like of any integer dtype, shape (BT,), or (BT, K) with `target_prob`; or floating, shape (BT, V)
+        Ids: ``target - vocab_start_index`` is the row of `weight`; or `ignore_index`. An array of any of the four
+        floating dtypes holds probabilities of all classes, as in `cross_entropy`. Of tensors of torch_npu any other
         value is no error: the row's loss, its row of ``input_grad`` and all of ``weight_grad`` are NaN.
     reduction : {"mean", "sum", "none"}, default "mean"
         The loss is the mean or the sum over the rows that are not ignored, or one number per row, 0 for ignored rows.

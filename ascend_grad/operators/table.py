@@ -303,7 +303,12 @@ def rows_among(parameters: str) -> list[str]:
 
 
 def targets_of_layer(
-    parameters: str, input: str = "input", weight: str = "weight", target: str = "target"
+    parameters: str,
+    input: str = "input",
+    weight: str = "weight",
+    target: str = "target",
+    *,
+    allows_dense: bool = False,
 ) -> list[Check]:
     """Return the first checks of the loss of a linear layer: its required arrays and the probabilities of targets.
 
@@ -312,7 +317,7 @@ def targets_of_layer(
     return [
         NotNone(),
         Floating(input, weight, converts=True),
-        Classes(target),
+        Classes(target, allows_dense=allows_dense),
         ZeroProbabilities(target),
         LeadingDimensions(input, target, *rows_among(parameters)),
         Shape(input, "BT", "H"),
@@ -376,7 +381,7 @@ LINEAR_CROSS_ENTROPY = Operator(
     optional=arrays_among(_LINEAR_PARAMETERS),
     out="weight_grad",  # for parts of a sum; the public function has no `out`
     checks=[
-        *targets_of_layer(_LINEAR_PARAMETERS),
+        *targets_of_layer(_LINEAR_PARAMETERS, allows_dense=True),
         Reduction("BT"),
         ignored(),
         Integer("vocab_start_index", precedes_entries=True),
@@ -409,7 +414,7 @@ LINEAR_CROSS_ENTROPY_BACKWARD = Operator(
     mixes=f"target lse entropy {' '.join(OUTPUT_GRADIENTS)} {arrays_among(_BACKWARD_OPTIONS)}",
     optional=arrays_among(_BACKWARD_PARAMETERS),
     checks=[
-        *targets_of_layer(_BACKWARD_PARAMETERS),
+        *targets_of_layer(_BACKWARD_PARAMETERS, allows_dense=True),
         *upstream_gradients(STATISTICS_AND_GRADIENTS),
         EntropyForItsGradient(),
         SomeUpstreamGradient(),
@@ -472,7 +477,7 @@ CROSS_ENTROPY = Operator(
     checks=[
         NotNone(),
         Floating("input", converts=True),
-        Classes("target"),
+        Classes("target", allows_dense=True),
         ZeroProbabilities("target"),
         Floating("target_prob"),
         AxisInRange("input"),

@@ -131,9 +131,9 @@ def cross_entropy(
     ----------
     input : torch.Tensor, shape (C,), (N, C) or (N, C, d1, ...)
         The logits, in any layout; float32, float16, bfloat16 or float64.
-    target : torch.Tensor of an integer dtype, shape (), (N,) or (N, d1, ...)
+    target : torch.Tensor of an integer dtype, shape (), (N,) or (N, d1, ...); or floating, with the shape of `input`
         The class of each row, in [0, C), or `ignore_index`. With `target_prob` there is one more dimension, the last
-        one, of K classes.
+        one, of K classes. A tensor of a floating dtype has probabilities of all classes.
     weight : torch.Tensor, shape (C,), optional
         A weight for each class. The mean is then the sum of the weighted losses divided by the sum of their weights.
     outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
@@ -150,8 +150,7 @@ def cross_entropy(
     Raises
     ------
     NotImplementedError
-        `target` has a floating dtype (probabilities of all classes), or an option requires grad, which the loss has no
-        gradient for.
+        Probabilities or an option require grad, which the loss has no gradient for.
 
     Notes
     -----
@@ -199,7 +198,7 @@ def unrounded_loss(
     check_tensors(operator, **{input_name: input}, target=target, **given)
     check_floating(operator, **{input_name: input})
     loss_operators.check_target_dtype(operator, "target", target)
-    loss_operators.refuse_gradients(operator, given)
+    loss_operators.refuse_gradients(operator, {"target": target, **given})
     loss_operators.check_reduction(operator, reduction)
     ignore_index, num_threads = loss_operators.checked_integers(operator, ignore_index, num_threads)
     check_outputs(operator, outputs)

@@ -90,9 +90,10 @@ def linear_cross_entropy(
         (N, in_features). `target`, `token_weight`, `target_prob` and a tensor of temperatures have the dimensions d1,
         ... after N, `linear_bias` after C. On the CPU, such losses of 16 bits are computed on a float32 copy of the
         weight.
-    target : torch.Tensor of an integer dtype, shape (N,) or (), or (N, K) or (K,) with `target_prob`
-        The class of each row, in [0, C), or `ignore_index`. Of tensors on an Ascend NPU another value is no error: the
-        row's loss, its row of the gradient of `input` and all of that of `linear_weight` are NaN.
+    target : torch.Tensor of an integer dtype, shape (N,) or (), or (N, K) or (K,) with `target_prob`; or floating
+        The class of each row, in [0, C), or `ignore_index`. A tensor of a floating dtype, shape (N, C) or (C,), has
+        probabilities of all classes. Of tensors on an Ascend NPU another value is no error: the row's loss, its row of
+        the gradient of `input` and all of that of `linear_weight` are NaN.
     linear_bias : torch.Tensor, shape (C,), optional
         The layer's bias, of any of the four dtypes.
     weight : torch.Tensor, shape (C,), optional
@@ -126,8 +127,9 @@ def linear_cross_entropy(
     Raises
     ------
     NotImplementedError
-        A keyword is not supported, `target` has a floating dtype (probabilities of all classes), or an option requires
-        grad that the loss has no gradient for: `weight`, `token_weight`, `target_prob`, `temperature`.
+        A keyword is not supported; or probabilities or an option require grad that the loss has no gradient for:
+        `weight`, `token_weight`, `target_prob`, `temperature`. Probabilities of all classes are not supported with a
+        group or with several dimensions of `linear_weight`.
     RankError
         Another process of the group failed; the message names it.
 

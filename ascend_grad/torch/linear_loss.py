@@ -144,6 +144,8 @@ def unrounded_loss(
     zero_if_empty: bool = False,
 ) -> Computed:
     """Return the loss in float32, or in float64 if `input` is. A mean over no rows is NaN, or 0 if `zero_if_empty`."""
+    if shard is not None and isinstance(target, torch.Tensor):
+        checked(shard, partial(loss_operators.refuse_dense, names.operator, names.target, target, "with a group"))
     checked(shard, partial(_check_arguments, names, input, linear_weight, target, reduction, options))
     integers = checked(shard, partial(loss_operators.checked_integers, names.operator, ignore_index, num_threads))
     ignore_index, num_threads = integers
@@ -179,7 +181,8 @@ def unrounded_loss(
         raise
     found = _LOSS.computed(results, outputs)
     if zero_if_empty and reduction == "mean":
-        found["loss"] = torch.where((classes != ignore_index).any(), found["loss"], 0)
+        is_any = rows.shape[0] > 0 if classes.is_floating_point() else (classes != ignore_index).any()
+        found["loss"] = torch.where(torch.as_tensor(is_any), found["loss"], 0)
     of_rows = [name for name in found if name != "correct" and (name != "loss" or reduction == "none")]
     shapes = {name: target.shape if name in OUTPUTS and OUTPUTS[name].is_of_targets else shape for name in of_rows}
     return {**found, **{name: found[name].reshape(each) for name, each in shapes.items()}}
@@ -219,8 +222,9 @@ def _check_arguments(
             check_shape(operator, names.of(name), tensor, linear_weight.shape[:1], words)
         elif OPTIONS[name].kind == PER_ROW or (name in ROWS_OF and tensor.dim() > 0):
             check_shape(operator, name, tensor, input.shape[:-1], f"one for each row of {names.input}")
+    undifferentiable = {"target": target, **given}
     loss_operators.refuse_gradients(
-        operator, {names.of(name): each for name, each in given.items() if name not in _DIFFERENTIABLE}
+        operator, {names.of(name): each for name, each in undifferentiable.items() if name not in _DIFFERENTIABLE}
     )
 
 
@@ -291,6 +295,10 @@ def _check_shapes(
     if linear_weight.dim() != 2 or linear_weight.shape[1] != input.shape[-1]:
         message = f"{names.weight}: expected shape (C, {input.shape[-1]}), got {tuple(linear_weight.shape)}"
         raise ParamInvalidError(message, operator=operator)
+    if target.is_floating_point():
+        shape = (*input.shape[:-1], linear_weight.shape[0])
+        check_shape(operator, names.target, target, shape, "as floating targets are probabilities of all classes")
+        return
     if target_prob is None:
         check_shape(operator, names.target, target, input.shape[:-1], f"one for each row of {names.input}")
         return

@@ -193,13 +193,17 @@ def check_reduction(operator: str, reduction: object) -> None:
 
 
 def check_target_dtype(operator: str, name: str, target: torch.Tensor) -> None:
-    """Refuse probabilities of all classes, and truth values."""
+    """Refuse truth values."""
     if target.dtype == torch.bool:
         message = f"{name}: expected an integer dtype, got bool ({name}.long() makes classes of it)"
         raise ParamTypeError(message, operator=operator)
+
+
+def refuse_dense(operator: str, name: str, target: torch.Tensor, where: str) -> None:
+    """Refuse probabilities of all classes."""
     if target.is_floating_point():
         hint = "target_prob takes the probabilities of some classes"
-        message = f"probabilities are not supported, got {target.dtype} ({hint})"
+        message = f"probabilities of all classes are not supported {where}, got {target.dtype} ({hint})"
         raise NotImplementedError(f"{operator}: {name}: {message}")
 
 

@@ -11,7 +11,15 @@ import torch
 from ..errors import ParamInvalidError, ParamTypeError
 from ..operators.options import NUMBER_OR_PER_ROW, OPTIONS, PER_CLASS, PER_ROW, PER_TARGET
 from .linear_loss import Names, Options, check_shape, checked, converted, refuse, unrounded_loss
-from .loss_operators import LINEAR, ROWS_OF, check_reduction, check_target_dtype, checked_integers, class_ids
+from .loss_operators import (
+    LINEAR,
+    ROWS_OF,
+    check_reduction,
+    check_target_dtype,
+    checked_integers,
+    class_ids,
+    refuse_dense,
+)
 from .operators import accumulator
 from .outputs import Computed
 from .tensors import check_tensors
@@ -158,6 +166,7 @@ def _check_positions(
     if shard is not None:
         refuse(f"{_NAME} with a group", **{"linear_weight of several dimensions": tuple(linear_weight.shape)})
     check_target_dtype(_NAME, "target", target)
+    refuse_dense(_NAME, "target", target, "with several dimensions of linear_weight")
     check_reduction(_NAME, reduction)
     positions = linear_weight.shape[1:-1]
     if input.dim() != 2:

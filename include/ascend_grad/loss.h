@@ -5,7 +5,9 @@
  *
  *   P_v = a p_v + b p_v (z_v - m) - sum_k w_k [v = t_k] - s c_v
  *
- * with p = softmax(z), m = sum_v p_v z_v, targets t_k, and class weights c (ones unless they are given).
+ * with p = softmax(z), m = sum_v p_v z_v, targets t_k, and class weights c (ones unless they are given). Dense targets are
+ * probabilities q of all classes. With label smoothing they have the weights c_v ((1 - smoothing) q_v + smoothing / V), which
+ * kernels subtract instead of the last two terms.
  *
  * The sum of exponentials relative to the maximum is 1 + rest, where `rest` leaves out one entry that has the maximum. A
  * probability that is almost 1 is told from 1 by `rest` alone. All sums here have terms of one sign, so that relative

@@ -312,6 +312,15 @@ cdef class NumberOrRows(Check):
         return self.number.run(call)
 
 
+# Why a call with dense targets has neither an output nor an upstream gradient of a target.
+cdef str _DENSE = "target holds probabilities of all classes"
+
+
+cdef bint is_dense(Call call) except -1:
+    """Return whether the targets of a loss are probabilities of all classes. `Classes` has checked their shape."""
+    return dtype_of(call.array(call.operator.array_slots[1 if call.operator.family == LOSSES else 2])) >= 0
+
+
 cdef class Targets(Check):
     """Check that the target of each row is given, or K of them with probabilities of the same shape, of a floating dtype.
 
@@ -331,6 +340,8 @@ cdef class Targets(Check):
         self.one_for_each_row.bind(parameters)
 
     cdef int run(self, Call call) except -1:
+        if dtype_of(call.array(self.slots[0])) >= 0:
+            return 0
         if call.values[self.slots[1]] is None:
             self.advise(call)
             return self.one_for_each_row.run(call)
@@ -371,11 +382,14 @@ cdef class NothingOfOneTarget(Check):
         Check.__init__(self, "target_prob", "outputs")
 
     cdef int run(self, Call call) except -1:
-        if call.values[self.slots[0]] is None:
+        outputs = call.values[self.slots[1]]
+        if not outputs or (call.values[self.slots[0]] is None and not is_dense(call)):
             return 0
-        for name in call.values[self.slots[1]]:
-            if OUTPUTS[name].of_one_target:
-                call.fail("outputs", "no output of a single target, as target_prob is given", repr(name))
+        cdef bint has_dense = is_dense(call)
+        why = _DENSE if has_dense else "target_prob is given"
+        for name in outputs:
+            if OUTPUTS[name].of_one_target or (has_dense and OUTPUTS[name].is_of_targets):
+                call.fail("outputs", f"no output of a single target, as {why}", repr(name))
         return 0
 
 
@@ -396,7 +410,7 @@ cdef class ZeroProbabilities(Check):
 cdef class NumberOfEachTarget(Check):
     """Check that the argument, if given, has a number for each row, or with ``target_prob`` for each target.
 
-    `rows` is the size that the number of rows has in the operator.
+    It is refused with dense targets. `rows` is the size that the number of rows has in the operator.
     """
 
     cdef Shape one_for_each_row
@@ -410,9 +424,13 @@ cdef class NumberOfEachTarget(Check):
         self.one_for_each_row.bind(parameters)
 
     cdef int run(self, Call call) except -1:
-        if call.values[self.slots[0]] is None or call.values[self.slots[2]] is None:
-            return self.one_for_each_row.run(call)
+        if call.values[self.slots[0]] is None:
+            return 0
         cdef cnp.ndarray array = call.array(self.slots[0]), target = call.array(self.slots[1])
+        if dtype_of(target) >= 0:
+            call.fail(self.names[0], f"None, as {_DENSE}", "an array")
+        if call.values[self.slots[2]] is None:
+            return self.one_for_each_row.run(call)
         if not have_same_shape(target, array):
             call.fail(self.names[0], f"shape {shape_of(target)} as {self.names[1]} has", shape_of(array))
         return 0
@@ -491,12 +509,13 @@ cdef class LeadingDimensions(Check):
         cdef Py_ssize_t rows = 1, length
         for length in leading:
             rows *= length
-        has_several = call.operator.slots.get("target_prob")
+        has_several, has_dense = call.operator.slots.get("target_prob"), False
         if has_several is not None:
-            has_several = call.values[has_several] is not None
+            has_several, has_dense = call.values[has_several] is not None, is_dense(call)
         for i in range(1, self.count):
             is_of_targets = self.names[i].startswith("target") or self.names[i] == "grad_log_prob"
-            self.merge(call, i, leading, rows, 1 if has_several and is_of_targets else 0)
+            has_further = (has_several and is_of_targets) or (has_dense and self.names[i] == "target")
+            self.merge(call, i, leading, rows, 1 if has_further else 0)
         call.values[self.slots[0]] = array.reshape((rows, cnp.PyArray_DIM(array, cnp.PyArray_NDIM(array) - 1)))
         call.leading = leading
         return 0
@@ -522,7 +541,17 @@ cdef class LeadingDimensions(Check):
 
 
 cdef class Classes(Check):
-    """Check that the named array has an integer dtype. Others than int32 and int64 are converted to int64."""
+    """Check that the named array has an integer dtype. Others than int32 and int64 are converted to int64.
+
+    With `allows_dense`, an array of a floating dtype with the shape of the logits is allowed, too, without `target_prob`:
+    dense targets.
+    """
+
+    cdef bint allows_dense
+
+    def __init__(self, name, *, allows_dense=False):
+        Check.__init__(self, name)
+        self.allows_dense = allows_dense
 
     cdef int run(self, Call call) except -1:
         cdef cnp.ndarray array = call.array(self.slots[0])
@@ -530,9 +559,14 @@ cdef class Classes(Check):
             return 0
         cdef cnp.dtype dtype = array.dtype
         cdef bint is_here = cnp.PyArray_CheckExact(call.values[self.slots[0]])
+        cdef bint has_prob = self.allows_dense and call.values[<int>call.operator.slots["target_prob"]] is not None
+        if dtype_of(array) >= 0 and is_here and self.allows_dense and not has_prob and self.has_logits_shape(call, array):
+            return 0
         if dtype.kind not in "iu" or not is_here:
             advice = f" ({self.names[0]}.astype(numpy.int64) makes classes of it)" if dtype.kind in "fb" and is_here else ""
             expected = "an integer dtype" if is_here else "dtype int32 or int64"
+            if has_prob and dtype_of(array) >= 0:
+                expected, advice = f"{expected}, as target_prob is given", ""
             call.fail(self.names[0], expected, f"{dtype}{advice}", ParamTypeError)
         if dtype.kind == "u" and cnp.PyArray_ITEMSIZE(array) == 8 and cnp.PyArray_SIZE(array):
             largest = int(array.max())
@@ -540,6 +574,22 @@ cdef class Classes(Check):
                 call.fail(self.names[0], "vocabulary entries", largest)
         call.values[self.slots[0]] = array.astype(np.int64)
         return 0
+
+    cdef bint has_logits_shape(self, Call call, cnp.ndarray target) except -1:
+        """Return whether targets have the shape of the logits. Refuse them if they have the number of its dimensions."""
+        cdef cnp.ndarray first = call.array(call.operator.array_slots[0]), weight
+        cdef tuple shape = shape_of(first)
+        if call.operator.family != LOSSES and shape:
+            weight = call.array(call.operator.array_slots[1])
+            if cnp.PyArray_NDIM(weight) != 2:
+                return True  # a later check refuses the weight
+            shape = shape[:len(shape) - 1] + (cnp.PyArray_DIM(weight, 0),)
+        if shape_of(target) == shape:
+            return True
+        if cnp.PyArray_NDIM(target) == cnp.PyArray_NDIM(first):
+            expected = f"shape {shape}, as floating targets are probabilities of all classes"
+            call.fail(self.names[0], expected, shape_of(target))
+        return False
 
 
 cdef class TargetsInRange(Check):
@@ -591,6 +641,8 @@ cdef class TargetsInTheVocabulary(Check):
     cdef int run(self, Call call) except -1:
         given = call.values[self.slots[0]]
         cdef bint of_logits = call.operator.family == LOSSES
+        if is_dense(call):
+            return 0
         if isinstance(given, AbstractDeviceArray) and (of_logits or not given.IS_READ):
             return 0  # no device computes losses of logits
         cdef cnp.ndarray target = call.array(self.slots[0])

@@ -94,7 +94,8 @@ cdef void find_statistics(const void *context, Py_ssize_t task, int thread) noex
             run.p.rest[tile.block.chunk.row_numbers[i]] = rest[i]
         if run.plan.work.with_more:
             row = &run.p.loss_rows[tile.block.chunk.row_numbers[i]]
-            row.moment, row.deficit, row.argmax = more[i].moment, more[i].deficit, more[i].argmax
+            row.moment, row.deficit, row.weight = more[i].moment, more[i].deficit, more[i].weight
+            row.argmax = more[i].argmax
 
 
 cdef void make_gradient(const void *context, Py_ssize_t task, int thread) noexcept nogil:

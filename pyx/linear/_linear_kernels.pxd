@@ -79,6 +79,8 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         const double *grad_log_prob
 
     ag_loss_targets ag_targets_of_row(ag_loss_targets all, Py_ssize_t i)
+    void ag_dense_row_finish(ag_loss_row *row, double weight, double others, int64_t certain, double max, double rest,
+                             double logit_scale, double class_scale)
     void ag_loss_row_finish(ag_loss_row *row, const ag_loss_targets *targets, const double *logits, double max, double rest,
                             double logit_scale, double label_smoothing, Py_ssize_t vocab, const double *class_weight,
                             double class_sum, double class_scale)
@@ -96,6 +98,9 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         const void *complement
         int is_general
         const void *class_weight
+        ag_matrix prob
+        double kept
+        double share
 
     ctypedef struct ag_statistics:
         void *max

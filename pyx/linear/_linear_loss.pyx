@@ -26,9 +26,11 @@ from ascend_grad._kernels cimport (
     ag_log_sum_exp,
     ag_negative_log_prob,
     ag_row_statistics,
+    ag_scaled_weight,
+    ag_smoothed_sum,
 )
 from ascend_grad._linear_kernels cimport (
-    AG_ELSEWHERE, ag_loss_row, ag_loss_row_finish, ag_loss_targets, ag_targets_of_row
+    AG_ELSEWHERE, ag_dense_row_finish, ag_loss_row, ag_loss_row_finish, ag_loss_targets, ag_targets_of_row
 )
 from ascend_grad._linear_problem cimport (
     ROWS_PER_CHECK,
@@ -44,7 +46,7 @@ from ascend_grad._linear_problem cimport (
     round_bias,
     set_number,
 )
-from ascend_grad._linear_results cimport loss_of_row
+from ascend_grad._linear_results cimport loss_of_row, sum_dense_weights
 from ascend_grad._linear_schedule cimport (
     Schedule,
     has_plans,
@@ -64,6 +66,7 @@ from ascend_grad._loss_options cimport (
     has_square,
     has_target_grads,
     has_upstream,
+    is_dense,
     number_of,
     round_class_weights,
     set_denominators,
@@ -97,7 +100,7 @@ cdef void describe_loss(Loss *x) noexcept nogil:
     cdef bint is_scaled = o.temperatures != NULL or o.temperature != 1
     x.p.rows.total = x.p.rows.active = o.rows
     x.p.rows.target, x.p.rows.is_wide, x.p.rows.start, x.p.rows.size = o.target, o.is_wide, o.first_entry, x.p.vocab
-    x.p.rows.can_ignore, x.p.rows.ignored, x.p.rows.token_weight = True, o.ignore_index, o.token_weight
+    x.p.rows.can_ignore, x.p.rows.ignored, x.p.rows.token_weight = not is_dense(o), o.ignore_index, o.token_weight
     x.o.is_double = x.p.dtype == AG_FLOAT64
     # Upstream gradients of outputs count whatever the token weight is.
     x.p.rows.with_outputs = has_outputs(o) or has_output_grads(o)
@@ -106,12 +109,16 @@ cdef void describe_loss(Loss *x) noexcept nogil:
     x.p.transform.is_needed = x.bias != NULL or x.p.transform.scale != 1 or x.p.transform.softcap > 0 or is_scaled
     x.p.is_general = (
         x.p.transform.is_needed or o.label_smoothing > 0 or has_square(o) or o.class_weight != NULL
-        or o.target_prob != NULL or x.lse != NULL or x.is_part
+        or o.target_prob != NULL or is_dense(o) or x.lse != NULL or x.is_part
     )
-    x.p.with_moments = o.outputs.entropy != NULL or o.label_smoothing > 0 or x.with_more
+    x.p.with_moments = o.outputs.entropy != NULL or o.label_smoothing > 0 or is_dense(o) or x.with_more
     x.p.with_more = x.p.with_moments or o.outputs.predicted != NULL or o.outputs.correct != NULL
     x.p.label_smoothing, x.p.class_weight = o.label_smoothing, o.class_weight if o.label_smoothing > 0 else NULL
     x.p.class_sum, x.p.class_scale = x.p.vocab, 1
+    if is_dense(o):
+        # Smoothed probabilities take the part of smoothing. A share does not become 0, as in the loss of logits.
+        x.p.rows.target, x.p.label_smoothing, x.p.class_weight = NULL, 0, o.class_weight
+        x.p.kept, x.p.share = 1 - o.label_smoothing, ag_scaled_weight(o.label_smoothing / x.p.vocab, 1, x.o.is_double)
 
 
 cdef Py_ssize_t place_vectors(Loss *x, char *base) noexcept nogil:
@@ -296,6 +303,11 @@ cdef void set_given_statistics(Loss *x, Py_ssize_t i, bint is_double) noexcept n
         x.p.loss_rows[i].moment = number_of(x.entropy, i)
     set_number(x.p.logits_max, i, is_double, maximum)
     set_number(x.p.sum_exp, i, is_double, 1 + rest)
+    if is_dense(&x.o):
+        ag_dense_row_finish(
+            &x.p.loss_rows[i], sum_dense_weights(&x.p, i, -1), 0, -1, maximum, rest, x.p.transform.scale, x.p.class_scale
+        )
+        return
     ag_loss_row_finish(
         &x.p.loss_rows[i], &targets, x.p.target_logits + i * targets.count, maximum, rest, x.p.transform.scale,
         x.p.label_smoothing, vocab, x.p.class_weight, x.p.class_sum, x.p.class_scale
@@ -449,6 +461,9 @@ cdef double general_loss(const Loss *x, Py_ssize_t i, const ag_row_statistics *r
     """Return the cross-entropy of a row, without its token weight."""
     cdef Py_ssize_t k
     cdef double weight, loss = 0
+    if is_dense(&x.o):
+        weight = x.p.loss_rows[i].weight * x.p.class_scale
+        return row.deficit if weight == 0 else ag_smoothed_sum(ag_log_sum(row), weight, row.deficit)
     for k in range(i * x.o.target_count, (i + 1) * x.o.target_count):
         weight = x.p.targets.weights[k]
         # With a smoothing of 1 a finite weight counts as 0, whatever the logit is.

@@ -72,10 +72,13 @@ ctypedef struct Problem:
     ag_loss_targets targets           # (BT, count), if loss_rows is not NULL
     double *target_logits             # (BT, count), if is_general
     double label_smoothing
-    const double *class_weight        # (V,) or NULL: the weights that smoothing uses
+    const double *class_weight        # (V,) or NULL: the weights that smoothing, or dense targets, use
     const void *class_weight_values   # the same as accumulators, divided by class_scale, with a vector of padding
     double class_scale                # see ag_class_scale; 1 without them
     double class_sum                  # their sum; V without them
+    # Dense targets: (BT, V) probabilities, without data if there are none, and the numbers of ag_gradient_rule.
+    ag_matrix prob
+    double kept, share
     double *bias_sums                 # (V,): the gradient with respect to the bias; NULL: not requested
     # Bytes of weight_grad whose memory may hold logits until its rows are written; 0: none.
     Py_ssize_t weight_grad_bytes

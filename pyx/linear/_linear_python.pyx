@@ -259,7 +259,11 @@ cdef Loss loss_of(
     x.p = gradient_problem(input, weight, None, input_grad, weight_grad)
     if weight_grad is not None and cnp.PyArray_IS_C_CONTIGUOUS(weight_grad):
         x.p.weight_grad_bytes = cnp.PyArray_NBYTES(weight_grad)
-    held += set_options(&x.o, native_vector(target) if with_values else target, source, with_values)
+    if dtype_of(target) >= 0:
+        x.p.prob = matrix(target)
+    elif with_values:
+        target = native_vector(target)
+    held += set_options(&x.o, target, source, with_values)
     x.with_bias_grad = bias_grad is not None
     x.p.filter_eps = option(source, "filter_eps")
     x.bias = vector_of(source, "bias", held, with_values)

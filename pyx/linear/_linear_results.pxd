@@ -30,6 +30,7 @@ cdef inline void finish_row(const Problem *p, Py_ssize_t i, double sum_exp) noex
         set_number(p.complement, i, p.dtype == ag_dtype.AG_FLOAT64, -1)
 
 
+cdef double sum_dense_weights(const Problem *p, Py_ssize_t i, int64_t without) noexcept nogil
 cdef void finish_statistics(const Run *run, Py_ssize_t begin, Py_ssize_t end) noexcept nogil
 cdef int describe_targets(
     const Rows *rows, bint is_double, const void *logits_max, void *predicted, void *mask, bint is_packed, void *entries,

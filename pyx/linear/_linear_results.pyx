@@ -6,9 +6,10 @@ Loops over all rows of a call run in the floating-point mode of the kernels, and
 from libc.math cimport INFINITY, NAN, log, log1p
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
-from ascend_grad cimport _tasks, _threads
+from ascend_grad cimport _cpu, _tasks, _threads
 from ascend_grad._kernels cimport (
     AG_ACCURATE_SUM,
+    AG_FLOAT64,
     AG_NEARLY_CERTAIN,
     ag_copy_block,
     ag_fpenv,
@@ -17,10 +18,14 @@ from ascend_grad._kernels cimport (
     ag_itemsize,
     ag_one_minus_prob,
     ag_row_statistics,
+    ag_sum,
+    ag_sum_add,
     ag_sum_total,
     ag_widen,
 )
-from ascend_grad._linear_kernels cimport ag_loss_row_finish, ag_loss_targets, ag_targets_of_row
+from ascend_grad._linear_kernels cimport (
+    ag_dense_row_finish, ag_loss_row, ag_loss_row_finish, ag_loss_targets, ag_matrix, ag_targets_of_row
+)
 from ascend_grad._linear_problem cimport (
     ROWS_PER_CHECK,
     SEGMENT,
@@ -50,12 +55,55 @@ cdef void compute_coefficients(const Problem *p, Py_ssize_t i) noexcept nogil:
         if entry_of_row(&p.rows, i) >= 0:
             complement = ag_one_minus_prob(&row, number(p.predicted, i, is_double))
         set_number(p.complement, i, is_double, complement if complement < 1 - AG_NEARLY_CERTAIN else -1)
-    if p.is_general:
+    if p.prob.data != NULL:
+        finish_dense_row(p, i, row.max, row.rest)
+    elif p.is_general:
         targets = ag_targets_of_row(p.targets, i)
         ag_loss_row_finish(
             &p.loss_rows[i], &targets, p.target_logits + i * targets.count, row.max, row.rest, p.transform.scale,
             p.label_smoothing, p.vocab, p.class_weight, p.class_sum, p.class_scale
         )
+
+
+cdef void finish_dense_row(const Problem *p, Py_ssize_t i, double maximum, double rest) noexcept nogil:
+    """Compute the coefficients of the gradient of row i from its statistics, if its targets are dense."""
+    cdef ag_loss_row *row = &p.loss_rows[i]
+    cdef bint is_certain = 1 / (1 + rest) > AG_NEARLY_CERTAIN
+    ag_dense_row_finish(
+        row, row.weight * p.class_scale, sum_dense_weights(p, i, row.argmax) if is_certain else 0,
+        row.argmax if is_certain else -1, maximum, rest, p.transform.scale, p.class_scale
+    )
+
+
+cdef double sum_dense_weights(const Problem *p, Py_ssize_t i, int64_t without) noexcept nogil:
+    """Return the sum of the weights of all entries of row i but one, -1 for none, if its targets are dense."""
+    cdef const ag_matrix *prob = &p.prob
+    cdef int itemsize = ag_itemsize[<int>prob.dtype]
+    cdef double[SEGMENT] raw
+    cdef float[SEGMENT] floats
+    cdef Py_ssize_t begin = 0, count, k
+    cdef double weight
+    cdef ag_sum total
+    total.sum = total.compensation = 0
+    while begin < p.vocab:
+        count = min(<Py_ssize_t>SEGMENT, p.vocab - begin)
+        ag_copy_block(
+            <char *>raw, 0, itemsize, prob.data + i * prob.row_stride + begin * prob.step, 0, prob.step, 1, count, itemsize,
+            prob.swapped
+        )
+        if itemsize == 2:
+            ag_widen(_cpu.active(), prob.dtype, <char *>raw, floats, count)
+        for k in range(count):
+            if begin + k == without:
+                continue
+            if itemsize == 8:
+                weight = raw[k] if p.dtype == AG_FLOAT64 else <float>raw[k]
+            else:
+                weight = floats[k] if itemsize == 2 else (<float *>raw)[k]
+            weight = p.kept * weight + p.share
+            ag_sum_add(&total, weight if p.class_weight == NULL else weight * p.class_weight[begin + k])
+        begin += count
+    return ag_sum_total(total)
 
 
 cdef void finish_statistics(const Run *run, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:

@@ -23,6 +23,7 @@ cdef ag_linear_block new_block(const Run *run) noexcept nogil:
     block.statistics.target_logits = run.p.target_logits
     block.gradient.complement, block.gradient.is_general = run.p.complement, run.p.is_general
     block.gradient.class_weight = run.p.class_weight_values
+    block.gradient.prob, block.gradient.kept, block.gradient.share = run.p.prob, run.p.kept, run.p.share
     if run.plan.work.with_rest:
         block.statistics.rest = run.p.rest
     return block

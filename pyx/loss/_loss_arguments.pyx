@@ -7,6 +7,7 @@ from libc.stdint cimport int64_t
 from libc.string cimport memset
 
 from ascend_grad._call cimport Call, doubles, native_vector
+from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._loss_options cimport (
     REDUCTION_MEAN, REDUCTION_NONE, REDUCTION_SUM, LossOptions, numeric_option, sum_weights
 )
@@ -56,6 +57,13 @@ cdef const double *vector_of(object source, str name, list held, bint with_value
     return <const double *>cnp.PyArray_DATA(<cnp.ndarray>value)
 
 
+cdef Py_ssize_t dense_classes(cnp.ndarray target, object source) except -1:
+    """Return the number of classes of dense targets, which lie along the axis of a call on logits, or else the last one."""
+    cdef int rank = cnp.PyArray_NDIM(target)
+    cdef int axis = (<Call>source).axis if type(source) is Call else (<dict>source).get("axis", -1)
+    return cnp.PyArray_DIM(target, axis if axis >= 0 else rank - 1) if rank else 1
+
+
 cdef double one_number(object source, str name) except? -1:
     """Return an option that is one number, 1 for anything else."""
     cdef object value = option(source, name)
@@ -76,6 +84,8 @@ cdef list set_options(LossOptions *o, cnp.ndarray target, object source, bint wi
     if prob is not None:
         o.target_count = cnp.PyArray_DIM(target, cnp.PyArray_NDIM(target) - 1)
     o.rows = cnp.PyArray_SIZE(target) // o.target_count
+    if dtype_of(target) >= 0:
+        o.target_count, o.rows = 0, o.rows // max(1, dense_classes(target, source))
     o.target, o.is_wide = cnp.PyArray_DATA(target), cnp.PyArray_ITEMSIZE(target) == 8
     o.ignore_index, o.first_entry = option(source, "ignore_index"), option(source, "vocab_start_index") or 0
     o.target_prob = vector_of(source, "target_prob", held, with_values)
@@ -108,8 +118,9 @@ def weight_sums(target, **options):
 
     Parameters
     ----------
-    target : ndarray of int32 or int64, shape (rows,), or (rows, K) with `target_prob`
-        A target that is no class counts as the nearest one.
+    target : ndarray of int32 or int64, shape (rows,), or (rows, K) with `target_prob`; or dense
+        A target that is no class counts as the nearest one. The classes of dense targets lie along the option `axis`, by
+        default the last axis.
     **options
         Options of a loss by name, with `ignore_index`. The weights of the targets' classes may be given as
         `target_class_weight`, shape (rows,), where `class_weight` is split over ranks.
@@ -120,7 +131,8 @@ def weight_sums(target, **options):
         The sums of the weights of the rows that are not ignored: of the cross-entropy, and of the squared lse.
     """
     cdef LossOptions o
-    cdef list held = set_options(&o, native_vector(np.asarray(target)), options, True)
+    cdef cnp.ndarray array = np.asarray(target)
+    cdef list held = set_options(&o, array if dtype_of(array) >= 0 else native_vector(array), options, True)
     cdef cnp.ndarray sums = np.zeros(2)
     o.target_class_weight = vector_of(options, "target_class_weight", held, True)
     with nogil:

@@ -21,9 +21,9 @@ ctypedef struct Outputs:
 ctypedef struct LossOptions:
     # What a loss takes beside its logits, and its results. Arrays of rows are in C order; NULL: not given.
     Py_ssize_t rows
-    const void *target                # (rows, target_count), int32 or int64
+    const void *target                # (rows, target_count), int32 or int64; not read if targets are dense
     bint is_wide                      # target is int64
-    Py_ssize_t target_count           # targets of a row
+    Py_ssize_t target_count           # targets of a row; 0: targets are dense, probabilities of all classes
     int64_t ignore_index
     int64_t first_entry               # the target of the first class
     Py_ssize_t classes                # length of `class_weight`
@@ -65,9 +65,13 @@ cdef inline int64_t first_target(const LossOptions *o, Py_ssize_t row) noexcept 
     return o.ignore_index
 
 
+cdef inline bint is_dense(const LossOptions *o) noexcept nogil:
+    return o.target_count == 0
+
+
 cdef inline bint is_ignored(const LossOptions *o, Py_ssize_t row) noexcept nogil:
-    """Return whether no target of a row adds anything."""
-    return first_target(o, row) == o.ignore_index
+    """Return whether no target of a row adds anything. Rows of dense targets are never ignored."""
+    return not is_dense(o) and first_target(o, row) == o.ignore_index
 
 
 cdef inline double token_weight_of(const LossOptions *o, Py_ssize_t row) noexcept nogil:

@@ -58,6 +58,8 @@ cdef inline double weight_of_target_class(const LossOptions *o, Py_ssize_t row) 
 cdef Py_ssize_t count_rows(const LossOptions *o, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
     """Return the number of rows in [begin, end) that are not ignored."""
     cdef Py_ssize_t row, count = 0
+    if is_dense(o):
+        return end - begin
     if o.target_count > 1:
         for row in range(begin, end):
             count += not is_ignored(o, row)
@@ -89,10 +91,10 @@ cdef void add_weights(
 cdef int sum_weights(const LossOptions *o, double *sums, double *last_check) except -1 nogil:
     """Set `sums` to the sums of the weights of the rows that are not ignored: of the cross-entropy, and of the squared lse.
 
-    The sums are compensated. With `target_prob` the weight of a row is its token weight.
+    The sums are compensated. With several targets of a row, its weight is its token weight.
     """
     cdef ag_sum[AG_SUM_LANES] losses, squares
-    cdef bint has_classes = o.target_prob == NULL and (
+    cdef bint has_classes = o.target_prob == NULL and not is_dense(o) and (
         o.target_class_weight != NULL or (o.class_weight != NULL and o.classes > 0)
     )
     cdef bint is_count = o.token_weight == NULL and not has_classes

@@ -24,6 +24,7 @@ from ascend_grad._kernels cimport (
     ag_coefficients_of,
     ag_copy_block,
     ag_entropy_gradient,
+    ag_smoothed_sum,
     ag_upstream,
     ag_widen,
 )
@@ -33,6 +34,7 @@ from ascend_grad._loss_options cimport (
     has_square,
     has_upstream,
     has_target_grads,
+    is_dense,
     smoothing_term,
     target_at,
     target_grad,
@@ -67,6 +69,8 @@ cdef inline void clear_gradient(Py_ssize_t i, Rows *r) noexcept nogil:
     r.factor[i] = r.smoothing[i] = 0
     if r.slope != NULL:
         r.slope[i] = 0
+    if r.certain != NULL:
+        r.certain[i] = 2
 
 
 cdef void finish_ignored_row(CrossEntropy *x, Py_ssize_t number, Py_ssize_t i, Rows *r) noexcept nogil:
@@ -131,6 +135,11 @@ cdef void finish_row(CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
         weights += weight
         if weight != 0:
             loss += weight * (r.log_sum[i] - targets[k])
+    if is_dense(&x.o):
+        weights = (r.below[i] + r.at_max[i]) * x.class_scale
+        loss = r.deficit[i] * x.class_scale
+        if weights != 0:  # or all distances that the loss counts are 0, as the log-probability may be NaN
+            loss = ag_smoothed_sum(r.log_sum[i], weights, loss)
     if x.needs_deficit:
         loss += smoothing_term(&x.o, x.s.p.n, r.log_sum[i], x.class_sum, r.deficit[i] * x.class_scale)
     if has_square(&x.o):
@@ -155,7 +164,8 @@ cdef void set_gradient(
     row's logits with respect to the input, but for the softcap's.
     """
     cdef Py_ssize_t number = r.numbers[i], k
-    cdef double token_weight = token_weight_of(&x.o, number), grad_output = grad_loss_of(&x.o, number), grad_loss, smoothing
+    cdef double token_weight = token_weight_of(&x.o, number), grad_output = grad_loss_of(&x.o, number), grad_loss
+    cdef double smoothing = 0
     cdef ag_upstream upstream
     cdef ag_coefficients c
     # For the loss, rows of weight 0 and means that are not defined have no gradient, whatever the upstream gradient is.
@@ -174,17 +184,35 @@ cdef void set_gradient(
         weights = 0
         for k in range(x.o.target_count):
             r.weights[k] = 0
-    smoothing = grad_loss * x.o.label_smoothing / x.s.p.n
+    if x.needs_deficit:
+        smoothing = grad_loss * x.o.label_smoothing / x.s.p.n
     c = ag_coefficients_of(&upstream, grad_loss * weights, smoothing, x.class_sum, lse)
     r.factor[i] = (c.a if c.b == 0 else c.a + c.b * mean_gap) * reciprocal * inverse
     r.smoothing[i] = smoothing * x.class_scale * inverse
     if r.slope != NULL:
         r.slope[i] = c.b * reciprocal * inverse
+    if is_dense(&x.o):
+        r.smoothing[i] = grad_loss * x.class_scale * inverse
+        set_certain_gradient(x, i, grad_loss, &c, mean_gap, reciprocal, inverse, r)
+        return
     if x.o.target_prob != NULL and x.o.grad_log_prob != NULL:
         for k in range(x.o.target_count):
             r.weights[k] = grad_loss * r.weights[k] - target_grad(&x.o, number * x.o.target_count + k)
         grad_loss, upstream.log_prob = 1, 0
     set_gradients_at_targets(x, i, grad_loss, upstream.log_prob, &c, mean_gap, reciprocal, inverse, r)
+
+
+cdef inline void set_certain_gradient(
+    const CrossEntropy *x, Py_ssize_t i, double grad_loss, const ag_coefficients *c, double mean_gap, double reciprocal,
+    double inverse, Rows *r
+) noexcept nogil:
+    """Set the gradient of a row with dense targets at the entry that has the maximum, if that is nearly certain."""
+    cdef double at_certain, others = 0 if grad_loss == 0 else grad_loss * r.below[i] * x.class_scale
+    r.certain[i] = 1 if reciprocal > AG_NEARLY_CERTAIN else 2
+    at_certain = ag_certain_gradient(c, others, r.rest[i] * reciprocal)
+    if c.b != 0:
+        at_certain += ag_entropy_gradient(c, reciprocal, mean_gap)
+    r.at_certain[i] = at_certain * inverse
 
 
 cdef inline Slot *slot_of(const CrossEntropy *x, const Rows *r, int64_t entry) noexcept nogil:

@@ -64,7 +64,7 @@ cdef bint describe_call(Problem *p, Call call, const CrossEntropy *x, cnp.ndarra
     `describe_loss` has filled in `x`.
     """
     cdef cnp.ndarray input = value(call, "input")
-    cdef View a = view_of(input), numbers = a, out_view = view_of(out)
+    cdef View a = view_of(input), b = view_of(value(call, "target")), numbers = a, out_view = view_of(out)
     cdef Py_ssize_t[MAX_AXES] strides
     cdef Py_ssize_t stride = 1
     cdef int axis
@@ -77,7 +77,7 @@ cdef bint describe_call(Problem *p, Call call, const CrossEntropy *x, cnp.ndarra
             strides[axis] = stride
             stride *= a.shape[axis]
     numbers.data, numbers.strides, numbers.itemsize = NULL, strides, 1
-    return describe(p, op, &a, &a, &numbers, &out_view, call.axis, scale_of_all(x))
+    return describe(p, op, &a, &b, &numbers, &out_view, call.axis, scale_of_all(x))
 
 
 cdef class Results:
@@ -147,7 +147,8 @@ cdef Py_ssize_t copied_bytes(Call call) except -1:
     """Return the most bytes of arguments that are copied."""
     cdef Py_ssize_t size = 0
     for name in call.operator.array_names[1:] + call.operator.optional_names:
-        if is_array(value(call, name)):
+        # Dense targets are read in place.
+        if is_array(value(call, name)) and (name != "target" or dtype_of(value(call, name)) < 0):
             size += 8 * cnp.PyArray_SIZE(<cnp.ndarray>value(call, name))
     return size
 

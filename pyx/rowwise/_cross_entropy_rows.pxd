@@ -30,6 +30,11 @@ ctypedef struct Rows:
     double *factor
     double *smoothing
     double *slope                     # NULL: no upstream gradient of the entropy
+    # Dense targets: sums of weights, and results at nearly certain entries, see ag_loss_rows.
+    double *below
+    double *at_max
+    double *certain
+    double *at_certain
     double *targets                   # (rows, K): logits relative to the maximum, then gradients at the targets
     double *target_slopes             # (rows, K): derivatives of the softcap at the targets; NULL: there is none
     double *exp                       # (rows, K): exponentials of these logits, and memory to load and store elements
@@ -78,6 +83,7 @@ ctypedef struct CrossEntropy:
     Py_ssize_t buffer_size
     char *buffers                     # (threads, buffer_size), or (buffer_size,) if the problem is split
     ag_row_op sum                     # what SPLIT_SUM sums up
+    double *dense_sums                # (2, segments, rows): two of the three sums of dense targets, if the problem is split
 
 
 # Logits x become z = softcap tanh(logit_scale x / softcap) / temperature. A positive logit_scale without a softcap and the

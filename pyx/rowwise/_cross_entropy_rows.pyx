@@ -3,8 +3,8 @@
 from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcpy, memset
 
-from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_convert, ag_widen
-from ascend_grad._loss_options cimport is_ignored, target_at
+from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_convert, ag_scaled_weight, ag_widen
+from ascend_grad._loss_options cimport is_dense, is_ignored, target_at
 from ascend_grad._memory cimport Arena, align_up, arena_alloc
 from ascend_grad._rowwise_kernels cimport AG_MAX_LANES, ag_loss_rows
 from ascend_grad._rowwise_plan cimport MASK, MAX_AXES, OUT, A, Operand, Problem, offset_of
@@ -22,6 +22,12 @@ cdef void place_rows(const CrossEntropy *x, Rows *r, Arena *arena, char *base) n
     r.factor = <double *>arena_alloc(arena, size)
     r.smoothing = <double *>arena_alloc(arena, size)
     r.slope = <double *>arena_alloc(arena, size) if x.o.grad_entropy != NULL else NULL
+    r.below = r.at_max = r.certain = r.at_certain = NULL
+    if is_dense(&x.o):
+        r.below = <double *>arena_alloc(arena, size)
+        r.at_max = <double *>arena_alloc(arena, size)
+        r.certain = <double *>arena_alloc(arena, size)
+        r.at_certain = <double *>arena_alloc(arena, size)
     r.log_sum = <double *>arena_alloc(arena, size)
     r.targets = <double *>arena_alloc(arena, size * x.o.target_count)
     r.exp = <double *>arena_alloc(arena, size * x.o.target_count)
@@ -59,8 +65,11 @@ cdef ag_loss_rows parameters(const CrossEntropy *x, const Rows *r) noexcept nogi
     rows.slope, rows.class_weight = r.slope, x.kernel_weight
     rows.cached, rows.pitch = r.cached, align_up(x.s.p.n, AG_MAX_LANES)
     rows.is_uniform = x.o.temperatures == NULL
-    rows.is_smoothed = x.o.label_smoothing != 0
+    rows.is_smoothed = x.o.label_smoothing != 0 or is_dense(&x.o)
     rows.next = NULL
+    rows.is_dense, rows.certain, rows.at_certain = is_dense(&x.o), r.certain, r.at_certain
+    # A share does not become 0, as an infinite distance is left out of the loss only if its weight is 0.
+    rows.kept, rows.share = 1 - x.o.label_smoothing, ag_scaled_weight(x.o.label_smoothing / x.s.p.n, 1, x.o.is_double)
     return rows
 
 
@@ -77,6 +86,11 @@ cdef Rows rows_from(const Rows *r, Py_ssize_t begin, Py_ssize_t targets) noexcep
     part.smoothing += begin
     if part.slope != NULL:
         part.slope += begin
+    if part.below != NULL:
+        part.below += begin
+        part.at_max += begin
+        part.certain += begin
+        part.at_certain += begin
     part.targets += begin * targets
     if part.target_slopes != NULL:
         part.target_slopes += begin * targets

@@ -45,6 +45,7 @@ from ascend_grad._loss_options cimport (
     has_output_grads,
     has_outputs,
     has_square,
+    is_dense,
     is_ignored,
     round_class_weights,
     set_denominators,
@@ -55,6 +56,7 @@ from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, arena_alloc
 from ascend_grad._rowwise_kernels cimport (
     AG_LOSS_DEFICIT,
     AG_LOSS_EXP,
+    AG_LOSS_EXP_OF_DENSE,
     AG_LOSS_EXP_OF_ROWS,
     AG_LOSS_WEIGHTED_DEFICIT,
     AG_MAX_LANES,
@@ -75,16 +77,19 @@ cdef enum:
 cdef bint is_single_target(const CrossEntropy *x) noexcept nogil:
     """Return whether rows have one target, one weight, and no other term or output but label smoothing without weights."""
     return not (
-        x.o.target_prob != NULL or x.o.temperatures != NULL or x.o.grad_losses != NULL or has_square(&x.o)
-        or has_outputs(&x.o) or has_output_grads(&x.o) or is_transformed(&x.o) or (x.o.label_smoothing != 0 and x.o.class_weight != NULL)
+        x.o.target_prob != NULL or is_dense(&x.o) or x.o.temperatures != NULL or x.o.grad_losses != NULL or has_square(&x.o)
+        or has_outputs(&x.o) or has_output_grads(&x.o) or is_transformed(&x.o)
+        or (x.o.label_smoothing != 0 and x.o.class_weight != NULL)
     )
 
 
 cdef ag_row_op plan_of(const CrossEntropy *x, Py_ssize_t classes, bint has_other_dtype) noexcept nogil:
     """Return the operator whose plan a loss follows: AG_LOSS_EXP_OF_ROWS if column kernels do not compute all of it.
 
-    `has_other_dtype`: the gradient has another dtype than the logits.
+    Dense targets follow AG_LOSS_EXP_OF_DENSE. `has_other_dtype`: the gradient has another dtype than the logits.
     """
+    if is_dense(&x.o):
+        return AG_LOSS_EXP_OF_DENSE
     if (
         x.o.outputs.entropy != NULL or x.o.outputs.predicted != NULL or x.o.outputs.correct != NULL
         or x.o.temperatures != NULL or x.o.grad_entropy != NULL or is_transformed(&x.o)
@@ -112,7 +117,7 @@ cdef void prepare_loss(CrossEntropy *x, const Problem *p, int threads) noexcept 
     limit_blocks(&x.s.plan, &x.s.p, most)
     x.kernels = loss_kernels(&x.s)
     x.is_single_target = is_single_target(x)
-    x.needs_deficit = x.o.label_smoothing != 0
+    x.needs_deficit = x.o.label_smoothing != 0 and not is_dense(&x.o)  # dense targets have smoothed weights
     x.needs_moment = x.o.outputs.entropy != NULL or x.o.grad_entropy != NULL
     x.deficit_sum = AG_LOSS_DEFICIT if x.o.class_weight == NULL else AG_LOSS_WEIGHTED_DEFICIT
     x.chunk = max(<Py_ssize_t>1, min(min(<Py_ssize_t>MAX_CHUNK, most), CACHED_BYTES // row_bytes))
@@ -137,9 +142,11 @@ cdef Py_ssize_t place_loss_workspace(CrossEntropy *x, char *base) noexcept nogil
     cdef Arena arena
     arena.base, arena.used = base, align_up(place_workspace(&x.s, base), ALIGNMENT)
     x.buffers = arena_alloc(&arena, x.buffer_size * (1 if x.s.plan.is_split else x.s.plan.threads))
-    x.kernel_weight = x.loss_terms = x.square_terms = NULL
+    x.kernel_weight = x.loss_terms = x.square_terms = x.dense_sums = NULL
+    if is_dense(&x.o) and x.s.plan.is_split:
+        x.dense_sums = <double *>arena_alloc(&arena, 2 * x.s.plan.segments * x.s.p.rows * sizeof(double))
     x.predicted = x.o.outputs.predicted
-    if x.o.class_weight != NULL and x.needs_deficit:
+    if x.o.class_weight != NULL and (x.needs_deficit or is_dense(&x.o)):
         x.kernel_weight = arena_alloc(&arena, x.s.p.n * (8 if x.o.is_double else 4))
     if x.o.reduction != REDUCTION_NONE:
         x.loss_terms = <double *>arena_alloc(&arena, x.o.rows * sizeof(double))

@@ -18,9 +18,10 @@ from ascend_grad._cross_entropy_rows cimport (
     upstream_of_all,
 )
 from ascend_grad._kernels cimport AG_ACCURATE_SUM, ag_sum, ag_sum_add, ag_sum_total
-from ascend_grad._loss_options cimport target_at
+from ascend_grad._loss_options cimport is_dense, target_at
 from ascend_grad._rowwise_kernels cimport (
     AG_LOSS_EXP,
+    AG_LOSS_EXP_OF_DENSE,
     AG_LOSS_MOMENT,
     AG_LOSS_REST,
     AG_MAX_COLUMNS,
@@ -83,6 +84,8 @@ cdef void whole_rows(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Row
         x.kernels.rows_sum(tile, AG_LOSS_MOMENT, &rows, r.moment)
     if x.needs_deficit:
         x.kernels.rows_sum(tile, x.deficit_sum, &rows, r.deficit)
+    if is_dense(&x.o):
+        x.kernels.rows_dense(tile, &rows, r.deficit, r.below, r.at_max)
     if x.predicted != NULL:
         for i in range(tile.rows):
             x.predicted[r.numbers[i]] = find_place(
@@ -122,6 +125,7 @@ cdef void chunks_of_rows(
     while row < tile.rows:
         part.rows = min(x.chunk, tile.rows - row)
         part.a = tile.a + row * tile.a_stride
+        part.b = tile.b + row * tile.b_stride
         part.out = tile.out + row * tile.out_stride
         if not stores_targets:
             rows = rows_from(r, row, x.o.target_count)
@@ -298,6 +302,8 @@ cdef void sum_split(const void *context, Py_ssize_t task, int thread) noexcept n
     cdef Rows all_rows = rows_at(x, x.buffers), r
     cdef ag_loss_rows rows
     cdef ag_tile tile
+    cdef Py_ssize_t all_sums = s.plan.segments * s.p.rows
+    cdef double *sums
     while k < last:
         length = min(s.plan.kernels.segment, last - k)
         if s.plan.by_columns:
@@ -310,7 +316,14 @@ cdef void sum_split(const void *context, Py_ssize_t task, int thread) noexcept n
             r = rows_from(&all_rows, begin, x.o.target_count)
             rows = parameters(x, &r)
             rows.class_weight = weights_from(x, k)
-            x.kernels.rows_sum(&tile, x.sum, &rows, &s.sums[segment * s.p.rows + begin])
+            sums = &s.sums[segment * s.p.rows + begin]
+            if x.sum == AG_LOSS_EXP_OF_DENSE:
+                x.kernels.rows_dense(
+                    &tile, &rows, sums, &x.dense_sums[segment * s.p.rows + begin],
+                    &x.dense_sums[all_sums + segment * s.p.rows + begin]
+                )
+            else:
+                x.kernels.rows_sum(&tile, x.sum, &rows, sums)
         k += length
         segment += 1
 
@@ -376,6 +389,17 @@ cdef void sum_splits(CrossEntropy *x, Team *team, ag_row_op which, double *sums)
     run_phase(&x.s, team, COMBINE_SUM, x.s.p.rows)
 
 
+cdef void sum_dense_splits(CrossEntropy *x, Team *team, Rows *r) noexcept nogil:
+    """Compute the three sums of dense targets of all rows of a problem that is split."""
+    cdef double *sums = x.s.sums
+    sum_splits(x, team, AG_LOSS_EXP_OF_DENSE, r.deficit)
+    x.s.sums, x.s.sum = x.dense_sums, r.below
+    run_phase(&x.s, team, COMBINE_SUM, x.s.p.rows)
+    x.s.sums, x.s.sum = x.dense_sums + x.s.plan.segments * x.s.p.rows, r.at_max
+    run_phase(&x.s, team, COMBINE_SUM, x.s.p.rows)
+    x.s.sums = sums
+
+
 cdef void run_split_phases(CrossEntropy *x, Team *team) noexcept nogil:
     cdef Schedule *s = &x.s
     cdef Rows r = rows_at(x, x.buffers)
@@ -396,6 +420,8 @@ cdef void run_split_phases(CrossEntropy *x, Team *team) noexcept nogil:
         sum_splits(x, team, AG_LOSS_MOMENT, r.moment)
     if x.needs_deficit:
         sum_splits(x, team, x.deficit_sum, r.deficit)
+    if is_dense(&x.o):
+        sum_dense_splits(x, team, &r)
     if x.predicted != NULL:
         _tasks.run_phase(team, find_in_split, x, tasks, True)
         s.max = r.factor

@@ -17,6 +17,7 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         # Sums of the cross-entropy.
         AG_LOSS_EXP
         AG_LOSS_EXP_OF_ROWS
+        AG_LOSS_EXP_OF_DENSE
         AG_LOSS_REST
         AG_LOSS_MOMENT
         AG_LOSS_DEFICIT
@@ -89,6 +90,11 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         int is_uniform
         int is_smoothed
         const char *next
+        int is_dense
+        double kept
+        double share
+        const double *certain
+        const double *at_certain
 
     ctypedef struct ag_single_target_columns:
         const void *targets
@@ -105,6 +111,8 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
     ctypedef struct ag_loss_kernels:
         void (*rows_max)(const ag_tile *tile, double *max) noexcept nogil
         void (*rows_sum)(const ag_tile *tile, ag_row_op sum, const ag_loss_rows *rows, double *sums) noexcept nogil
+        void (*rows_dense)(const ag_tile *tile, const ag_loss_rows *rows, double *deficit, double *below,
+                           double *at_max) noexcept nogil
         void (*rows_write)(const ag_tile *tile, const ag_loss_rows *rows) noexcept nogil
         Py_ssize_t (*find)(const char *a, Py_ssize_t n, double value) noexcept nogil
         void (*columns_sum)(const ag_tile *tile, int is_rest, const double *max, double *sums, void *memory) noexcept nogil

@@ -2,6 +2,7 @@ from ascend_grad._kernels cimport ag_dtype
 from ascend_grad._rowwise_kernels cimport (
     AG_FORWARD,
     AG_LOSS_EXP,
+    AG_LOSS_EXP_OF_DENSE,
     AG_LOSS_EXP_OF_ROWS,
     AG_NOT_READ,
     ag_row_kernels,
@@ -30,7 +31,7 @@ ctypedef struct Operand:
 
 ctypedef struct Problem:
     ag_row_op op
-    ag_dtype dtype                    # dtype of the inputs
+    ag_dtype dtype                    # dtype of the inputs; probabilities of classes may have another one
     Py_ssize_t n                      # length of a row
     Py_ssize_t rows
     int axes                          # number of axes that index the rows, at least one
@@ -74,7 +75,7 @@ ctypedef struct Plan:
     ag_dtype tile_dtype               # dtype of gathered tiles, see choose_tile_dtype
     int tile_itemsize
     # Offsets, in a thread's tiles, of the second input, the mask, and values of another dtype than the tile's. The
-    # first input is at offset 0, and the results overwrite it, unless it is transformed: they are in the second tile then.
+    # first input is at offset 0, and the results overwrite it, or if it is transformed the second tile, element by element.
     Py_ssize_t second_tile
     Py_ssize_t mask_tile
     Py_ssize_t converted_tile
@@ -92,7 +93,7 @@ cdef inline bint has_mask(ag_row_op op) noexcept nogil:
 
 cdef inline bint is_loss(ag_row_op op) noexcept nogil:
     """Return whether the mask of a problem holds numbers of rows, as the cross-entropy has arrays of one number per row."""
-    return op == AG_LOSS_EXP or op == AG_LOSS_EXP_OF_ROWS
+    return op == AG_LOSS_EXP or op == AG_LOSS_EXP_OF_ROWS or op == AG_LOSS_EXP_OF_DENSE
 
 
 cdef inline bint has_columns(ag_row_op op) noexcept nogil:

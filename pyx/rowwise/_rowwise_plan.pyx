@@ -215,7 +215,7 @@ cdef bint all_native(const Problem *p) noexcept nogil:
     """Return whether kernels can read and write the elements without swapping bytes or converting dtypes."""
     return not (
         p.operands[A].swapped
-        or (has_b(p.op) and p.operands[B].swapped)
+        or (has_b(p.op) and (p.operands[B].swapped or p.operands[B].dtype != p.dtype))
         or p.operands[OUT].swapped
         or p.operands[OUT].dtype != p.dtype
     )
@@ -320,11 +320,11 @@ cdef bint is_transposed(const Problem *p) noexcept nogil:
 # ---- the plan --------------------------------------------------------------------------------------------------------
 
 cdef ag_dtype choose_tile_dtype(const Problem *p) noexcept nogil:
-    """Return the dtype of the kernels: the inputs' dtype, or its compute type if the result has another dtype.
+    """Return the dtype of the kernels: the first input's, or its compute type if another operand has another dtype.
 
     Transformed inputs have the compute type, too.
     """
-    if p.operands[OUT].dtype == p.dtype and not p.is_transformed:
+    if p.operands[OUT].dtype == p.dtype and p.operands[B].dtype == p.dtype and not p.is_transformed:
         return p.dtype
     return AG_FLOAT64 if p.dtype == AG_FLOAT64 else AG_FLOAT32
 
@@ -479,6 +479,6 @@ cdef void place_tiles(Plan *plan, const Problem *p) noexcept nogil:
     if has_mask(p.op) and not plan.direct[MASK]:
         size += align_up(count, ALIGNMENT)
     plan.converted_tile = size
-    if plan.tile_dtype != p.dtype or plan.tile_dtype != out.dtype:
-        size += align_up(count * max(p.operands[A].itemsize, out.itemsize), ALIGNMENT)
+    if plan.tile_dtype != p.dtype or plan.tile_dtype != out.dtype or plan.tile_dtype != p.operands[B].dtype:
+        size += align_up(count * max(max(p.operands[A].itemsize, p.operands[B].itemsize), out.itemsize), ALIGNMENT)
     plan.tiles_size = size

@@ -14,6 +14,7 @@ from libc.string cimport memset
 
 from ascend_grad cimport _cpu, _openmp, _tasks, _threads
 from ascend_grad._kernels cimport (
+    AG_FLOAT32,
     AG_FLOAT64,
     ag_convert,
     ag_copy_3d,
@@ -75,6 +76,7 @@ cdef double LOSS_COST = 8.0
 cdef enum:
     SMALL_PROBLEM = 1 << 15           # most elements that one thread computes without a schedule
     COMBINED_SUMS = 1 << 15           # most sums of segments that one thread combines alone
+    SEGMENT = 256                     # 16-bit elements that are converted to float64 together
 
 cdef Py_ssize_t SCRATCH_BYTES = align_up(AG_SCRATCH_BYTES, ALIGNMENT)
 
@@ -308,8 +310,8 @@ cdef void combine_max(const Schedule *s, Py_ssize_t row) noexcept nogil:
 
 
 # ---- tiles -----------------------------------------------------------------------------------------------------------
-# A tile is in place, or gathered into the thread's or task's buffer, where the results overwrite the first input, unless
-# it is transformed.
+# A tile is in place, or gathered into the thread's or task's buffer, where the results overwrite the first input, or
+# the second tile if the first input is transformed.
 
 cdef void columns_of(const Schedule *s, Py_ssize_t block, Py_ssize_t *begin, Py_ssize_t *end) noexcept nogil:
     """Set the range of a block's columns, which are numbered as rows of the problem.
@@ -416,21 +418,36 @@ cdef char *gather_operand(
 ) noexcept nogil:
     """Return the address of a dense copy in the tile's dtype (masks stay bytes), or of the operand if it is direct."""
     cdef const Operand *operand = &s.p.operands[which]
-    cdef bint widen = which != MASK and operand.dtype != s.plan.tile_dtype
+    cdef bint converts = which != MASK and operand.dtype != s.plan.tile_dtype
     if s.plan.direct[which]:
         return address_of(s, which, begin, k, stride)
     stride[0] = pitch if which == MASK else pitch * s.plan.tile_itemsize
     if s.plan.caches_inputs and s.phase != (SPLIT_MAX if is_forward(s.p.op) else SPLIT_SUM):
         return to  # gathered in the first phase
-    copy_elements(s, which, begin, end, k, length, pitch, tiles + s.plan.converted_tile if widen else to, False)
-    if widen:
-        ag_widen(
-            s.variant, operand.dtype, tiles + s.plan.converted_tile, <float *>to,
-            pitch * (length if s.plan.by_columns else end - begin)
+    copy_elements(s, which, begin, end, k, length, pitch, tiles + s.plan.converted_tile if converts else to, False)
+    if converts:
+        convert_inputs(
+            s, operand.dtype, tiles + s.plan.converted_tile, to, pitch * (length if s.plan.by_columns else end - begin)
         )
-    if s.p.is_transformed:
+    if which == A and s.p.is_transformed:
         loss_kernels(s).transform(to, pitch * (end - begin), s.p.inner, s.p.cap)
     return to
+
+
+cdef void convert_inputs(const Schedule *s, ag_dtype dtype, const char *source, char *to, Py_ssize_t n) noexcept nogil:
+    """Convert n elements of another dtype to the tile's, which is float32 or float64."""
+    cdef float[SEGMENT] floats
+    cdef Py_ssize_t begin = 0, count
+    if s.plan.tile_dtype == AG_FLOAT32 and dtype != AG_FLOAT64:
+        ag_widen(s.variant, dtype, source, <float *>to, n)
+    elif s.plan.tile_dtype == AG_FLOAT32 or dtype == AG_FLOAT32:
+        ag_convert(s.variant, dtype == AG_FLOAT64, source, s.plan.tile_dtype, to, n)
+    else:
+        while begin < n:
+            count = min(<Py_ssize_t>SEGMENT, n - begin)
+            ag_widen(s.variant, dtype, source + 2 * begin, floats, count)
+            ag_convert(s.variant, False, floats, AG_FLOAT64, to + 8 * begin, count)
+            begin += count
 
 
 cdef void scatter(

@@ -20,7 +20,7 @@ from ascend_grad._cross_entropy_schedule cimport (
     run_loss,
 )
 from ascend_grad._kernels cimport AG_FLOAT64
-from ascend_grad._loss_options cimport LossOptions
+from ascend_grad._loss_options cimport LossOptions, is_dense
 from ascend_grad._memory cimport aligned, allocate, release
 from ascend_grad._rowwise_kernels cimport ag_row_op
 from ascend_grad._rowwise_plan cimport Problem, describe
@@ -64,6 +64,7 @@ ctypedef struct RowsCall:
     LossCall c
     CrossEntropy x
     BufferView input
+    BufferView prob                   # dense targets
     BufferView out                    # the gradient, or the input if it is not requested
     int axis                          # of the classes
     int64_t[MAX_RANK] dims            # of the rows
@@ -114,7 +115,7 @@ cdef bint describe_problem(RowsCall *call, Problem *p) noexcept nogil:
             stride *= numbers_of_rows.shape[axis]
     numbers_of_rows.data, numbers_of_rows.strides, numbers_of_rows.itemsize = NULL, strides, 1
     return describe(
-        p, op, &call.input.view, &call.input.view, &numbers_of_rows, &call.out.view, call.axis, scale_of_all(x)
+        p, op, &call.input.view, &call.prob.view, &numbers_of_rows, &call.out.view, call.axis, scale_of_all(x)
     )
 
 
@@ -170,6 +171,8 @@ cdef ag_xla_error *run_in_memory(RowsCall *call) noexcept nogil:
     cdef ag_xla_error *error
     set_options(c, &call.x.o, call.rank, call.dims, call.input.view.shape[call.axis])
     set_results(c, &call.x.o, call.rank, call.dims)
+    if c.fits and is_dense(&call.x.o):
+        require(c, has_dims(c.target, call.input.view.ndim, argument(c, "input").dims) and describe_buffer(&call.prob, c.target))
     require(c, result(c, "loss") != NULL)
     call.num_threads = <int>whole_number(c, "num_threads")
     if not is_complete(c):

@@ -25,7 +25,7 @@ from ascend_grad._linear_loss cimport (
 )
 from ascend_grad._linear_problem cimport Problem, matrix_of
 from ascend_grad._linear_results cimport write_doubles
-from ascend_grad._loss_options cimport LossOptions
+from ascend_grad._loss_options cimport LossOptions, is_dense
 from ascend_grad._memory cimport SIZE_LIMIT, allocate, release
 from ascend_grad._views cimport size_of
 from ascend_grad._xla_frame cimport (
@@ -115,6 +115,7 @@ cdef bint describe(LinearCall *call) noexcept nogil:
     cdef const ag_xla_buffer *input = argument(c, "input")
     cdef const ag_xla_buffer *weight = argument(c, "weight")
     cdef int dtype
+    cdef int64_t[2] dims
     if input == NULL or weight == NULL or input.rank != 2 or weight.rank != 2 or weight.dims[1] != input.dims[1]:
         return False
     dtype = dtype_of(input)
@@ -127,6 +128,9 @@ cdef bint describe(LinearCall *call) noexcept nogil:
         p.weight_grad_bytes = p.vocab * p.hidden * ag_itemsize[dtype]
     call.x.o.is_double = dtype == AG_FLOAT64
     set_options(c, &call.x.o, 1, input.dims, weight.dims[0])
+    if c.fits and is_dense(&call.x.o):
+        dims[0], dims[1] = input.dims[0], weight.dims[0]
+        require(c, set_matrix(&p.prob, c.target, dtype_of(c.target), 2, dims))
     set_layer_options(call, input.dims[0], weight.dims[0])
     if call.x.lse == NULL:
         set_results(c, &call.x.o, 1, input.dims)

@@ -20,7 +20,7 @@ from ascend_grad._kernels cimport (
     ag_widen,
 )
 from ascend_grad._loss_options cimport (
-    REDUCTION_MEAN, REDUCTION_NONE, REDUCTION_SUM, LossOptions, numeric_option, target_at
+    REDUCTION_MEAN, REDUCTION_NONE, REDUCTION_SUM, LossOptions, is_dense, numeric_option, target_at
 )
 from ascend_grad._memory cimport ALIGNMENT, SIZE_LIMIT, align_up, arena_alloc
 from ascend_grad._xla_frame cimport (
@@ -117,7 +117,7 @@ cdef Py_ssize_t memory_size(const LossCall *c) noexcept nogil:
     cdef int64_t i
     for i in range(c.frame.args.size):
         buffer = buffer_of(&c.frame.args, i)
-        # Matrices are read in place, and targets as well.
+        # Matrices are read in place, and targets as well, which may be a matrix of probabilities.
         if buffer != NULL and count_of(buffer) > 0 and dtype_of(buffer) >= 0 and not is_matrix(c, i):
             size += align_up(8 * count_of(buffer), ALIGNMENT)
     for i in range(c.frame.results.size):
@@ -128,7 +128,10 @@ cdef Py_ssize_t memory_size(const LossCall *c) noexcept nogil:
 
 
 cdef bint is_matrix(const LossCall *c, int64_t place) noexcept nogil:
-    return place == place_of(c.arguments, "input") or place == place_of(c.arguments, "weight")
+    return (
+        place == place_of(c.arguments, "input") or place == place_of(c.arguments, "weight")
+        or place == place_of(c.arguments, "target")
+    )
 
 
 cdef bint is_complete(const LossCall *c) noexcept nogil:
@@ -260,10 +263,13 @@ cdef bint is_reduction(LossCall *c, const char *name) noexcept nogil:
 # ---- options and results ---------------------------------------------------------------------------------------------
 
 cdef void set_target(LossCall *c, LossOptions *o, int64_t rank, const int64_t *dims) noexcept nogil:
-    """Describe the targets of rows of this shape, with their probabilities."""
+    """Describe the targets of rows of this shape, with their probabilities. The caller checks the shape of dense targets."""
     cdef int64_t axis
     c.target = argument(c, "target")
-    require(c, c.target != NULL and are_integers(c.target))
+    require(c, c.target != NULL and (are_integers(c.target) or dtype_of(c.target) >= 0))
+    if c.fits and dtype_of(c.target) >= 0:
+        o.target_count, o.ignore_index = 0, whole_number(c, "ignore_index")
+        return
     if not c.fits:
         return
     require(c, c.target.rank == rank or (c.target.rank == rank + 1 and c.target.dims[rank] > 0))
@@ -308,6 +314,7 @@ cdef void set_options(
     o.grad_lse, o.grad_entropy = doubles(c, "grad_lse", rank, dims), doubles(c, "grad_entropy", rank, dims)
     if c.fits:
         o.grad_log_prob = doubles(c, "grad_log_prob", c.target.rank, c.target.dims)
+    require(c, not is_dense(o) or o.grad_log_prob == NULL)
 
 
 cdef void set_results(LossCall *c, LossOptions *o, int64_t rank, const int64_t *dims) noexcept nogil:
@@ -318,7 +325,9 @@ cdef void set_results(LossCall *c, LossOptions *o, int64_t rank, const int64_t *
     if c.fits:
         o.outputs.log_prob = numbers(c, "log_prob", dtype, c.target.rank, c.target.dims)
     o.outputs.predicted, o.outputs.correct = integers(c, "predicted", rank, dims), integers(c, "correct", 0, NULL)
-    require(c, o.target_prob == NULL or o.outputs.correct == NULL)
+    # Of probabilities of all classes there is neither a log-probability nor a number of correct rows.
+    require(c, (o.target_prob == NULL and not is_dense(o)) or o.outputs.correct == NULL)
+    require(c, not is_dense(o) or o.outputs.log_prob == NULL)
 
 
 cdef void write_integer_results(LossCall *c, const LossOptions *o) noexcept nogil:
@@ -331,6 +340,8 @@ cdef void write_integer_results(LossCall *c, const LossOptions *o) noexcept nogi
 cdef int64_t first_bad_target(const LossCall *c, const LossOptions *o, int64_t classes) noexcept nogil:
     """Return the place of the first target that is neither in [0, classes) nor ignored, or -1."""
     cdef int64_t i, each
+    if is_dense(o):
+        return -1
     for i in range(count_of(c.target)):
         each = target_at(o, i)
         if (each < 0 or each >= classes) and each != o.ignore_index:

@@ -362,3 +362,21 @@ def test_settings_of_top_k_reach_the_chunks(monkeypatch):
     settings = {"k": 2, "temperature": 0.5, "bias": None, "logit_scale": 1.0, "softcap": None}
     settings |= {"workspace_bytes": 4 << 20, "backend": "reference", "num_threads": 1}
     assert seen == [settings] * 2
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_probabilities_of_all_classes(reduction):
+    random = generator("dask", "dense")
+    arguments = {
+        "input": random.standard_normal((11, 4)),
+        "weight": random.standard_normal((6, 4)),
+        "reduction": reduction,
+    }
+    target, token_weight = random.random((11, 6)), random.random(11)
+    options = {"label_smoothing": 0.2, "outputs": ("lse",)}
+    right = ag.linear_cross_entropy(**arguments, target=target, token_weight=token_weight, **options)
+    arguments["input"] = da.from_array(arguments["input"], chunks=(3, -1))
+    for lazy in (target, da.from_array(target, chunks=(2, 5))):
+        result = agd.linear_cross_entropy(**arguments, target=lazy, token_weight=token_weight, **options)
+        for value, wanted in zip(dask.compute(*result, scheduler="synchronous"), right, strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-12, atol=1e-15)

@@ -14,13 +14,16 @@ from samples import assert_identical
 import ascend_grad as ag
 import ascend_grad.dask as agd
 
-OPTIONS: tuple[tuple[dict[str, Any], int], ...] = (
+#: Options, with the number of sparse targets, or the dtype of dense ones.
+OPTIONS: tuple[tuple[dict[str, Any], int | str], ...] = (
     ({}, 0),
     ({"class_weight": "classes", "token_weight": "rows", "lse_square_scale": 0.1, "label_smoothing": 0.1}, 0),
     ({"reduction": "none", "grad_loss": "rows", "temperature": "rows", "outputs": ("entropy", "log_prob")}, 0),
     ({"reduction": "sum", "outputs": ("correct", "predicted"), "return_grad": False}, 0),
     ({"denominator": 5.0, "outputs": ("lse", "entropy")}, 3),
     ({"denominator": 5.0, "reduction": "sum"}, 0),
+    ({"token_weight": "rows", "label_smoothing": 0.1}, "float32"),
+    ({"class_weight": "classes", "reduction": "none", "outputs": ("lse", "entropy")}, "float64"),
 )
 
 
@@ -33,7 +36,8 @@ def computed(function, *args, **kwargs):
     ("shape", "axis", "chunks"), [((7, 5), -1, (3, 5)), ((4, 3, 6), 1, (2, 3, 4)), ((5,), 0, (5,))]
 )
 def test_values(options, K, shape, axis, chunks):
-    arguments = random_arguments("dask", shape, axis, "float64", options=options, K=K)
+    kind: dict[str, Any] = {"dense" if isinstance(K, str) else "K": K}
+    arguments = random_arguments("dask", shape, axis, "float64", options=options, **kind)
     right = ag.cross_entropy(**arguments)
     arrays = {name: value for name, value in arguments.items() if isinstance(value, np.ndarray)}
     lazy = {

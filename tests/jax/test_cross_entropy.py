@@ -20,8 +20,8 @@ import ascend_grad.jax as agj
 
 ARRAY = "an array of jax or NumPy, or a number"
 EVERY = ("lse", "log_prob", "entropy", "predicted", "correct")
-#: Options, as `random_arguments` takes them, with the number of sparse targets.
-OPTIONS: dict[str, tuple[dict[str, Any], int]] = {
+#: Options, as `random_arguments` takes them, with the number of sparse targets, or the dtype of dense ones.
+OPTIONS: dict[str, tuple[dict[str, Any], int | str]] = {
     "no option": ({}, 0),
     "outputs": ({"outputs": EVERY}, 0),
     "correct": ({"outputs": ("correct",), "denominator": 7.0}, 0),
@@ -34,6 +34,12 @@ OPTIONS: dict[str, tuple[dict[str, Any], int]] = {
         0,
     ),
     "several log-probabilities": ({"target_prob": 0, "outputs": ("log_prob",), "softcap": 3.0}, 4),
+    "dense": ({}, "float32"),
+    "dense with options": (
+        {"temperature": "rows", "class_weight": "classes", "label_smoothing": 0.1, "outputs": ("lse", "entropy")},
+        "bfloat16",
+    ),
+    "dense and transformed": ({"softcap": 2.5, "logit_scale": -0.7, "outputs": ("lse",)}, "float32"),
     "sparse": ({"temperature": "rows", "class_weight": "classes", "outputs": ("predicted", "lse", "entropy")}, 3),
 }
 SHAPES = (((7,), 0), ((5, 9), -1), ((3, 70, 6), 1), ((40, 3), 0))
@@ -48,7 +54,8 @@ def _all_dtypes():
 def problem_of(option: str, dtype: str, shape: tuple[int, ...], axis: int, reduction: str = "mean") -> tuple[dict, Any]:
     """Make the arguments of a call, and a compiled function of its logits whose results are a named tuple."""
     options, targets = OPTIONS[option]
-    arguments = random_arguments(option, shape, axis, dtype, options=options, K=targets) | {"reduction": reduction}
+    kind: dict[str, Any] = {"dense" if isinstance(targets, str) else "K": targets}
+    arguments = random_arguments(option, shape, axis, dtype, options=options, **kind) | {"reduction": reduction}
     given = {name: jnp.asarray(each) if isinstance(each, np.ndarray) else each for name, each in arguments.items()}
     del given["input"]
 

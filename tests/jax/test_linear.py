@@ -411,3 +411,34 @@ def test_calls_of_xla_that_do_not_fit():
     for arrays, changed in refused:
         with pytest.raises(jax.errors.JaxRuntimeError, match="ascend_grad: "):
             call(*arrays, **changed)
+
+
+@pytest.mark.parametrize("outputs", [(), ("lse", "entropy")])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_probabilities_of_all_classes(reduction, outputs):
+    random = generator("jax", "dense")
+    x, w, q = random.standard_normal((11, 4)), random.standard_normal((6, 4)), random.random((11, 6))
+    options = {"reduction": reduction, "label_smoothing": 0.2, "class_weight": random.random(6)}
+    with jax.enable_x64(True):
+        arrays = [jnp.asarray(each) for each in (x, w)]
+
+        def loss(x, w, q):
+            result = agj.linear_cross_entropy(x, w, q, **options, outputs=outputs)
+            each = result if outputs else (result,)
+            return sum(jnp.sum(value) for value in each)
+
+        found, gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(*arrays, jnp.asarray(q))
+
+        def definition(x, w, q):
+            z, c = x @ w.T, options["class_weight"]
+            lse = jax.scipy.special.logsumexp(z, axis=-1)
+            losses = (c * (0.8 * q + 0.2 / 6) * (lse[:, None] - z)).sum(-1)
+            of_outputs = jnp.sum(2 * lse - (jax.nn.softmax(z) * z).sum(-1)) if outputs else 0
+            return (losses.mean() if reduction == "mean" else losses.sum()) + of_outputs
+
+        right, expected = jax.value_and_grad(definition, argnums=(0, 1))(*arrays, jnp.asarray(q))
+        np.testing.assert_allclose(found, right, rtol=1e-12)
+        for ours, theirs in zip(gradients, expected):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-13)
+        with pytest.raises(NotImplementedError, match="linear_cross_entropy: target: the loss has no gradient for it"):
+            jax.grad(loss, argnums=2)(*arrays, jnp.asarray(q))

@@ -11,11 +11,19 @@ from typing import Any
 
 import cross_entropy_oracles
 import hypothesis.strategies as st
-import ml_dtypes
 import numpy as np
 import pytest
 import scipy.special
-from cross_entropy_oracles import assert_right, random_arguments
+from cross_entropy_oracles import (
+    LAYOUTS,
+    PLACES,
+    SHAPES,
+    assert_right,
+    assert_slopes,
+    in_layout,
+    random_arguments,
+    same_bits,
+)
 from hypothesis import assume, given
 from samples import DTYPES, generator
 
@@ -59,37 +67,6 @@ SPARSE: tuple[dict[str, Any], ...] = (
     {"outputs": ("log_prob", "lse"), "grad_log_prob": "targets", "grad_entropy": "rows", "label_smoothing": 0.1},
     {"target_prob": 0.0, "grad_loss": 0.0, "grad_log_prob": "targets", "softcap": 3.0, "temperature": "rows"},
     {"logit_scale": -0.8, "softcap": 2.5, "class_weight": "classes", "outputs": ("log_prob", "entropy")},
-)
-
-
-def in_layout(array: np.ndarray, layout: str) -> np.ndarray:
-    """Return the same values with other strides or another byte order."""
-    if layout == "Fortran":
-        return np.asfortranarray(array)
-    if layout == "steps":
-        return np.repeat(array, 2, axis=-1)[..., ::2]
-    if layout == "reversed":
-        return array[..., ::-1].copy()[..., ::-1]
-    if layout == "swapped" and array.dtype != ml_dtypes.bfloat16:
-        return array.astype(array.dtype.newbyteorder())
-    return array
-
-
-LAYOUTS = ("C", "Fortran", "steps", "reversed", "swapped")
-#: Rows and columns around the edges of vectors, segments and splits.
-SHAPES = (
-    ((7,), 0),
-    ((1, 1), -1),
-    ((2, 3), -1),
-    ((33, 10), -1),
-    ((9, 64), -1),
-    ((6, 129), -1),
-    ((3, 4100), -1),
-    ((2, 3, 5, 4), 1),
-    ((2, 30, 9, 9), 1),
-    ((2, 70, 65), 1),
-    ((300, 21), 0),
-    ((3, 2, 130), 0),
 )
 
 
@@ -148,14 +125,6 @@ def test_random_calls(cpu_engines, data):
 
 
 # ---- bits ------------------------------------------------------------------------------------------------------------
-
-
-def same_bits(results: list[LossResult]) -> bool:
-    return all(
-        one is other is None or np.asarray(one).tobytes() == np.asarray(other).tobytes()
-        for result in results[1:]
-        for one, other in zip(results[0], result, strict=True)
-    )
 
 
 @pytest.mark.parametrize(
@@ -297,18 +266,6 @@ def test_near_certain_targets(gap, shape, axis, dtype, cpu_engines):
         for name in ("loss", "log_prob", "entropy"):
             text = f"{engine.name} {name}"
             np.testing.assert_allclose(getattr(result, name), right[name].astype(np.float64), rtol=1e-4, err_msg=text)
-
-
-def assert_slopes(function, x, gradient):
-    """Check a gradient by central differences of a function in each element."""
-    step = 1e-5
-    for index in np.ndindex(x.shape):
-        sides = []
-        for sign in (1, -1):
-            moved = x.copy()
-            moved[index] += sign * step
-            sides.append(function(moved))
-        assert (sides[0] - sides[1]) / (2 * step) == pytest.approx(gradient[index], abs=1e-8)
 
 
 def test_finite_differences(cpu_engine):
@@ -685,9 +642,6 @@ def test_many_equal_targets_are_added_up(cpu_engine):
 
 
 # ---- coefficients of any size ----------------------------------------------------------------------------------------
-
-#: Rows in place, cached and not, gathered, short and long columns, and rows that are split.
-PLACES = (((33, 10), -1), ((3, 4100), -1), ((2, 5, 70), 1), ((2, 300, 9), 1), ((2, 70_001), -1))
 
 
 def assert_scaled(result: Any, right: dict[str, np.ndarray], dtype: str, text: str) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+import pytest
 from samples import DTYPES, generator
+
+from ascend_grad import LossResult
 
 LONG = np.longdouble
 
@@ -43,9 +47,14 @@ def expected(
     """Return all results, row by row, from sums of probabilities as the definition has them."""
     x = rows_last(input, axis)
     count, vocabulary = x.shape
-    entries = np.asarray(target).reshape(count, -1)
-    prob = np.ones(entries.shape) if target_prob is None else np.asarray(target_prob, np.float64)
-    prob = prob.reshape(entries.shape) if prob.ndim else np.zeros(entries.shape)
+    is_dense = np.asarray(target).dtype.kind not in "iu"
+    if is_dense:
+        read = target if np.asarray(input).dtype.type is np.float64 else np.asarray(target).astype(np.float32)
+        entries, prob = np.tile(np.arange(vocabulary), (count, 1)), rows_last(read, axis)
+    else:
+        entries = np.asarray(target).reshape(count, -1)
+        prob = np.ones(entries.shape) if target_prob is None else np.asarray(target_prob, np.float64)
+        prob = prob.reshape(entries.shape) if prob.ndim else np.zeros(entries.shape)
     c = np.ones(vocabulary, LONG) if class_weight is None else np.asarray(class_weight).astype(np.float64).astype(LONG)
     each = {"token": token_weight, "temperature": temperature, "grad": grad_loss}
     r, tau, g = (
@@ -59,8 +68,8 @@ def expected(
     of_targets = np.zeros(entries.shape, LONG)
     if grad_log_prob is not None:
         of_targets += np.asarray(grad_log_prob).astype(np.float64).reshape(entries.shape)
-    s, live = LONG(label_smoothing), ~np.all(entries == ignore_index, axis=-1)
-    by_class = target_prob is None
+    s, live = LONG(label_smoothing), is_dense | ~np.all(entries == ignore_index, axis=-1)
+    by_class = target_prob is None and not is_dense
     shares = [LONG(1), LONG(1)]
     if reduction == "mean":
         sums = [np.sum(r[live] * (c[entries[live, 0]] if by_class else 1)), np.sum(r[live])]
@@ -88,7 +97,7 @@ def expected(
         results["entropy"][i] = -np.sum(np.where(p == 0, 0, p * log_p))
         w = np.zeros(vocabulary, LONG)
         for k, entry in enumerate(entries[i]):
-            if entry != ignore_index:
+            if is_dense or entry != ignore_index:
                 results["log_prob"][i, k] = log_p[entry]
                 w[entry] += (1 - s) * LONG(prob[i, k]) * c[entry]
         smoothing = s / vocabulary
@@ -119,6 +128,8 @@ def expected(
     results["correct"] = np.asarray(np.sum(live & (results["predicted"] == entries[:, 0])))
     results["log_prob"] = results["log_prob"].reshape(np.shape(target))
     rows = np.shape(target) if target_prob is None else np.shape(target)[:-1]
+    if is_dense:
+        rows = tuple(np.delete(np.shape(target), axis)) if np.ndim(target) else ()
     for name in ("lse", "entropy", "predicted", *(["loss"] if reduction == "none" else [])):
         results[name] = results[name].reshape(rows)
     shape = np.atleast_1d(np.asarray(input)).shape
@@ -128,9 +139,16 @@ def expected(
 
 
 def random_arguments(
-    key: object, shape: tuple[int, ...], axis: int, dtype: str, *, options: dict[str, Any] | None = None, K: int = 0
+    key: object,
+    shape: tuple[int, ...],
+    axis: int,
+    dtype: str,
+    *,
+    options: dict[str, Any] | None = None,
+    K: int = 0,
+    dense: str | None = None,
 ) -> dict[str, Any]:
-    """Make arguments with ignored rows, and sparse targets if K > 0.
+    """Make arguments with ignored rows, sparse targets if K > 0, and dense targets if `dense` is a dtype.
 
     The options "rows", "classes" and "targets" stand for random positive arrays.
     """
@@ -147,6 +165,9 @@ def random_arguments(
     }
     if K:
         arguments["target_prob"] = random.random(targets).astype(accumulator)
+    if dense:
+        # They need not add up to 1, and some are 0.
+        arguments["target"] = (random.random(shape) * (random.random(shape) < 0.8)).astype(DTYPES[dense])
     for name, value in (options or {}).items():
         if isinstance(value, str) and value in ("rows", "classes", "targets"):
             lengths = {"rows": rows, "classes": vocabulary, "targets": targets}
@@ -176,3 +197,59 @@ def assert_right(result: Any, right: dict[str, np.ndarray], dtype: str, text: st
             atol=float(exact * size + (1e-7 if dtype == "float16" else 1e-15)),
             err_msg=f"{name} {text}",
         )
+
+
+# ---- calls ----
+
+
+def in_layout(array: np.ndarray, layout: str) -> np.ndarray:
+    """Return the same values with other strides or another byte order."""
+    if layout == "Fortran":
+        return np.asfortranarray(array)
+    if layout == "steps":
+        return np.repeat(array, 2, axis=-1)[..., ::2]
+    if layout == "reversed":
+        return array[..., ::-1].copy()[..., ::-1]
+    if layout == "swapped" and array.dtype != ml_dtypes.bfloat16:
+        return array.astype(array.dtype.newbyteorder())
+    return array
+
+
+LAYOUTS = ("C", "Fortran", "steps", "reversed", "swapped")
+#: Rows and columns around the edges of vectors, segments and splits.
+SHAPES = (
+    ((7,), 0),
+    ((1, 1), -1),
+    ((2, 3), -1),
+    ((33, 10), -1),
+    ((9, 64), -1),
+    ((6, 129), -1),
+    ((3, 4100), -1),
+    ((2, 3, 5, 4), 1),
+    ((2, 30, 9, 9), 1),
+    ((2, 70, 65), 1),
+    ((300, 21), 0),
+    ((3, 2, 130), 0),
+)
+#: Rows in place, cached and not, gathered, short and long columns, and rows that are split.
+PLACES = (((33, 10), -1), ((3, 4100), -1), ((2, 5, 70), 1), ((2, 300, 9), 1), ((2, 70_001), -1))
+
+
+def same_bits(results: list[LossResult]) -> bool:
+    return all(
+        one is other is None or np.asarray(one).tobytes() == np.asarray(other).tobytes()
+        for result in results[1:]
+        for one, other in zip(results[0], result, strict=True)
+    )
+
+
+def assert_slopes(function, x, gradient):
+    """Check a gradient by central differences of a function in each element."""
+    step = 1e-5
+    for index in np.ndindex(x.shape):
+        sides = []
+        for sign in (1, -1):
+            moved = x.copy()
+            moved[index] += sign * step
+            sides.append(function(moved))
+        assert (sides[0] - sides[1]) / (2 * step) == pytest.approx(gradient[index], abs=1e-8)

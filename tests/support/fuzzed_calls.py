@@ -274,7 +274,7 @@ def loss_sample(draw: Draw, dtype: str) -> Sample:
         shape = list(draw.choice(LARGE_LINEAR_SHAPES))
     arguments, constant, is_ordinary = fuzzed_losses.draw_linear(draw, dtype, shape, case)
     sample = Sample(operator, case, arguments, constant=constant, is_ordinary=is_ordinary)
-    if draw.chance(0.4):
+    if draw.chance(0.4) and not fuzzed_losses.is_dense(arguments):
         arguments["target"] = arguments["target"].astype(np.int32)
     gradient_options(draw, sample)
     return sample

@@ -90,10 +90,19 @@ def _each(stage: str, name: str, values: dict[str, Any], kind: type) -> Iterator
         yield Fault(stage, name, label, constant(value), kind, name)
 
 
+def _is_dense(sample: Sample) -> bool:
+    return sample.arrays["target"].dtype.kind not in "iu"
+
+
+def _has_several(sample: Sample) -> bool:
+    return sample.arguments.get("target_prob") is not None or _is_dense(sample)
+
+
 def _rows_of(sample: Sample) -> tuple[int, ...]:
-    several = sample.arguments.get("target_prob") is not None
     shape = sample.arrays["target"].shape
-    return shape[:-1] if several else shape
+    if _is_dense(sample) and shape:
+        return tuple(np.delete(shape, int(sample.arguments.get("axis", -1))).tolist())
+    return shape[:-1] if _has_several(sample) else shape
 
 
 def _foreign(stage: str, name: str, *, fine: tuple[str, ...] = ()) -> Iterator[Fault]:
@@ -125,8 +134,11 @@ def _dtypes(draw: Draw, sample: Sample) -> Iterator[Fault]:
         yield from _foreign("dtype", "weight", fine=CONVERTED)
         other = np.float32 if sample.dtype != np.float32 else np.float64
         yield Fault("dtype", "weight", "unlike input", as_dtype(other), TYPE, "weight")
-    yield from _foreign("dtype", "target", fine=CONVERTED)
-    yield Fault("dtype", "target", "floats", as_dtype(np.float32), TYPE, "target")
+    if not _is_dense(sample):
+        yield from _foreign("dtype", "target", fine=CONVERTED)
+    # One number is the probability of the only class.
+    if sample.arrays["input"].ndim and not _is_dense(sample):
+        yield Fault("dtype", "target", "floats", as_dtype(np.float32), TYPE, "target")
     if sample.case == "rows" and "target_prob" in sample.arrays:
         yield Fault("dtype", "target_prob", "integers", as_dtype(np.int32), TYPE, "target_prob")
 
@@ -150,6 +162,9 @@ def _shapes(draw: Draw, sample: Sample) -> Iterator[Fault]:
 
 
 def _targets(draw: Draw, sample: Sample, stage: str = "targets") -> Iterator[Fault]:
+    if _is_dense(sample):
+        yield Fault(stage, "target", "longer", lambda x: np.zeros((*x.shape, 2), np.int64), INVALID, "target")
+        return
     yield Fault(stage, "target", "one axis more", lambda x: x[None], INVALID, "target")
     shape = sample.arrays["target"].shape
     several = sample.arguments.get("target_prob") is not None
@@ -198,6 +213,9 @@ def _temperature_values(draw: Draw, sample: Sample) -> Iterator[Fault]:
 def _statistics(draw: Draw, sample: Sample) -> Iterator[Fault]:
     if sample.arguments.get("grad_entropy") is not None:
         yield Fault("statistics", "entropy", "None", constant(None), NULL, "entropy")
+    if _is_dense(sample):
+        of_rows = np.ones(_rows_of(sample))
+        yield Fault("statistics", "grad_log_prob", "of no target", constant(of_rows), INVALID, "grad_log_prob")
 
 
 def _upstream(draw: Draw, sample: Sample) -> Iterator[Fault]:
@@ -209,15 +227,17 @@ def _outputs(draw: Draw, sample: Sample) -> Iterator[Fault]:
     wrong, foreign = NUMBERS["outputs"]
     yield from _each("outputs", "outputs", wrong, INVALID)
     yield from _each("outputs", "outputs", foreign, TYPE)
-    if sample.arguments.get("target_prob") is not None:
+    if _has_several(sample):
         yield from _each("outputs", "outputs", {"counts": ("entropy", "correct")}, INVALID)
+    if _is_dense(sample):
+        yield from _each("outputs", "outputs", {"of no target": ("log_prob",)}, INVALID)
 
 
 def _target_values(draw: Draw, sample: Sample) -> Iterator[Fault]:
     """Move a target that is not ignored out of the classes."""
     arguments, targets = DEFAULTS | sample.arguments, sample.values["target"]
     places = np.flatnonzero(targets.reshape(-1) != arguments["ignore_index"])
-    if not places.size:
+    if not places.size or _is_dense(sample):
         return
     if sample.case == "rows":
         start, classes = 0, (sample.arrays["input"].shape or (1,))[int(arguments["axis"])]

@@ -76,8 +76,14 @@ def draw_options(draw: Draw, arrays: Arrays, rows: tuple[int, ...], classes: int
     return options
 
 
+def is_dense(arguments: dict[str, Any]) -> bool:
+    """Return whether the targets are probabilities of all classes."""
+    return arguments["target"].dtype.kind not in "iu"
+
+
 def draw_outputs(draw: Draw, arguments: dict[str, Any]) -> tuple[str, ...] | list[str]:
-    names = [name for name in OUTPUTS if "target_prob" not in arguments or name != "correct"]
+    refused = ("log_prob", "correct") if is_dense(arguments) else ("correct",) if "target_prob" in arguments else ()
+    names = [name for name in OUTPUTS if name not in refused]
     return draw.choice((tuple, list))(draw.sample(names, draw.randrange(len(names) + 1)))
 
 
@@ -95,6 +101,8 @@ def draw_rows(draw: Draw, dtype: str, shape: tuple[int, ...]) -> dict[str, Any]:
     arguments: dict[str, Any] = {"input": np.asarray(x).astype(DTYPES[dtype]), "target": targets, "axis": axis}
     if several:
         arguments["target_prob"] = arrays.floats(rows + several, 0, 1)
+    elif draw.chance(0.25):
+        arguments["target"] = arrays.floats(shape, 0, 1, zeros=0.2)
     arguments |= draw_options(draw, arrays, rows, classes)
     arguments["reduction"] = draw.choice(("mean", "sum", "none"))
     draw_grad_loss(draw, arrays, arguments, rows)
@@ -123,6 +131,8 @@ def draw_linear(draw: Draw, dtype: str, shape: list[int], case: str) -> tuple[di
         several = (sizes.BT, draw.choice((1, 2, 3)))
         arguments["target"] = 100 + arrays.targets(several, sizes.V, -107)
         arguments["target_prob"] = arrays.floats(several, 0, 1)
+    elif draw.chance(0.25):
+        arguments["target"] = arrays.floats((sizes.BT, sizes.V), 0, 1, zeros=0.2)
     arguments |= draw_options(draw, arrays, (sizes.BT,), sizes.V)
     if draw.chance(0.4):
         arguments["bias"] = arrays.floats((sizes.V,), -1, 1)
@@ -141,7 +151,7 @@ def draw_upstream(draw: Draw, arrays: Arrays, arguments: dict[str, Any], sizes: 
     arguments["lse"] = arrays.floats((sizes.BT,), 1, 4)
     of_loss_alone = arguments.get("grad_loss") is not None and draw.chance(0.6)
     for name in UPSTREAM:
-        if not of_loss_alone and draw.chance(0.4):
+        if not of_loss_alone and draw.chance(0.4) and not (name == "grad_log_prob" and is_dense(arguments)):
             shape = arguments["target"].shape if name == "grad_log_prob" else (sizes.BT,)
             arguments[name] = arrays.floats(shape, -1, 1, zeros=0.2)
     if all(arguments.get(name) is None for name in ("grad_loss", *UPSTREAM)):
@@ -238,14 +248,21 @@ def _call(
 ) -> _Call:
     """Return the quantities that the results of a loss follow from, for logits with at most these errors."""
     count = len(z)
-    entries = a["target"].astype(np.int64).reshape(count, -1 if count else 1)
-    is_target = entries != a["ignore_index"]
-    live = is_target.any(-1)
+    prob = a["target_prob"]
+    if is_dense(a):
+        read = a["target"] if a["input"].dtype.type is np.float64 else a["target"].astype(np.float32)
+        prob = np.moveaxis(np.atleast_1d(read), a["axis"], -1).reshape(count, -1 if count else classes)
+        entries = np.tile(np.arange(classes) + a["vocab_start_index"], (count, 1))
+        is_target, live = np.ones(entries.shape, bool), np.ones(count, bool)
+    else:
+        entries = a["target"].astype(np.int64).reshape(count, -1 if count else 1)
+        is_target = entries != a["ignore_index"]
+        live = is_target.any(-1)
 
     def of_rows(value: Any) -> np.ndarray:
         return np.broadcast_to(widen(np.asarray(1.0 if value is None else value), p.wide).reshape(-1), count)
 
-    prob = np.ones(entries.shape) if a["target_prob"] is None else a["target_prob"]
+    prob = np.ones(entries.shape) if prob is None else prob
     terms = loss_bounds.LossTerms(
         np.where(is_target, entries - a["vocab_start_index"], -1),
         np.where(is_target, widen(prob, p.wide).reshape(entries.shape), 0),
@@ -259,7 +276,7 @@ def _call(
     elif a["reduction"] == "mean":
         total = terms.token_weight.sum()
         of_classes = total
-        if a["target_prob"] is None and classes:
+        if a["target_prob"] is None and not is_dense(a) and classes:
             of_classes = (terms.token_weight * terms.class_weight[np.maximum(terms.entries[:, 0], 0)]).sum()
         over = of_classes, total
         if not over[0] or (terms.square_scale and not over[1]):

@@ -144,7 +144,7 @@ def gradient_of_logits(
     (prob, prob_error), (lse, lse_error) = rows.prob, rows.lse
     one_hot, smoothed = of_loss[column] * terms.one_hot(), of_loss[column] * terms.smoothed()
     of_target, targets_size = np.zeros_like(one_hot), np.zeros_like(one_hot)
-    for row, k in np.argwhere(terms.entries >= 0):
+    for row, k in np.argwhere((terms.entries >= 0) & (grad_log_prob != 0)):
         of_target[row, terms.entries[row, k]] += grad_log_prob[row, k]
         targets_size[row, terms.entries[row, k]] += np.abs(grad_log_prob[row, k])
     of_square = 2 * grad_square * terms.token_weight * terms.square_scale

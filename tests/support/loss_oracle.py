@@ -60,9 +60,12 @@ class Rows:
             self.entropy = self.lse - np.where(self.p > 0, self.p * self.z, 0).sum(-1)
 
         self.shape_of_targets = a["target"].shape
+        is_dense = a["target"].dtype.kind not in "iu"
         ids = a["target"] if a["target"].ndim == 2 else a["target"][:, None]
+        if is_dense:  # no entry is a target
+            ids = np.full((tokens, 1), a["ignore_index"])
         self.is_target = ids != a["ignore_index"]
-        self.counted = self.is_target.any(-1)
+        self.counted = self.is_target.any(-1) | is_dense
         self.targets = np.where(self.is_target, ids - a["vocab_start_index"], 0)
         q = np.ones(ids.shape, wide)
         if a["target_prob"] is not None:
@@ -76,6 +79,9 @@ class Rows:
         for k in range(ids.shape[1]):
             here = np.flatnonzero(self.is_target[:, k])
             self.one_hot[here, self.targets[here, k]] += q[here, k] * c[self.targets[here, k]]
+        if is_dense:
+            read = a["target"] if a["input"].dtype.type is np.float64 else a["target"].astype(np.float32)
+            self.one_hot = read.astype(wide) * c
         self.weights = (1 - s) * self.one_hot + s / max(entries, 1) * c
         negative_log_prob = self.lse[:, None] - self.z
         self.cross_entropy = np.where(r == 0, 0, r * (self.weights * negative_log_prob).sum(-1))
@@ -83,7 +89,7 @@ class Rows:
         over = over_square = wide(1)
         if a["reduction"] == "mean":
             over = over_square = r.sum()
-            if a["target_prob"] is None:
+            if a["target_prob"] is None and not is_dense:
                 over = (r * self.one_hot.sum(-1)).sum()
             if a["denominator"] is not None:
                 over = over_square = wide(a["denominator"])

@@ -668,7 +668,10 @@ def test_errors():
         (lambda e, c, targets: (e, c.half(), targets), "{c}: expected torch.float32, as {e} is, got torch.float16"),
         (lambda e, c, targets: (e, c[:, 1:], targets), r"{c}: expected shape \(C, {H}\), got"),
         (lambda e, c, targets: (e, c.tolist(), targets), "{c}: expected a torch.Tensor, got list"),
-        (lambda e, c, targets: (e, c, targets.double()), "{targets}: probabilities are not supported"),
+        (
+            lambda e, c, targets: (e, c, targets.double()),
+            r"{targets}: expected shape \(\d+, \d+\), as floating targets",
+        ),
         (lambda e, c, targets: (e, c, targets + len(c)), "{targets}: expected values in"),
     ],
 )

@@ -276,7 +276,14 @@ def test_autocast_and_no_grad():
 def test_what_is_refused():
     x, target, weight = problem_of((5, 9), torch.float32)
     for arguments, options, kind, message in (
-        ((x, torch.rand(5, 9)), {}, NotImplementedError, "cross_entropy: target: probabilities are not supported"),
+        (
+            (x, torch.rand(5, 8)),
+            {},
+            ag.ParamInvalidError,
+            r"cross_entropy: target: expected shape \(5, 9\), as floating",
+        ),
+        ((x, torch.rand(5)), {}, ag.ParamTypeError, "cross_entropy: target: expected an integer dtype"),
+        ((x, torch.rand(5, 9).requires_grad_()), {}, NotImplementedError, "cross_entropy: target: the loss has no"),
         ((x, target, weight.requires_grad_()), {}, NotImplementedError, "cross_entropy: weight: the loss has no"),
         ((x, target, weight.detach()[:3]), {}, ag.ParamInvalidError, r"cross_entropy: weight: expected shape \(9,\)"),
         ((x, target + 9), {}, ag.ParamInvalidError, "cross_entropy: target: expected values in"),

@@ -172,7 +172,10 @@ def test_compiled_and_batched_losses_of_several_dimensions():
         (lambda x, w, t: ((x, w, t), {"reduction": "Mean"}), "reduction: expected mean, sum or none, got str 'Mean'"),
         (lambda x, w, t: ((x, w, t), {"denominator": 0}), "denominator: expected "),
         (lambda x, w, t: ((x, w, t), {"outputs": "lse"}), "outputs: expected "),
-        (lambda x, w, t: ((x, w, w[..., 0]), {}), "target: probabilities are not supported"),
+        (
+            lambda x, w, t: ((x, w, w[..., 0]), {}),
+            "target: probabilities of all classes are not supported with several",
+        ),
     ],
 )
 def test_errors_of_several_dimensions(change, text: str):

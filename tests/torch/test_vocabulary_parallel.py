@@ -176,7 +176,7 @@ def test_one_row_and_autocast(outcomes):
     [
         ("shape", ag.ParamInvalidError, "linear_weight: expected shape (C, 2), got"),
         ("several dimensions", NotImplementedError, "with a group: linear_weight of several dimensions: not supported"),
-        ("dtype", NotImplementedError, "target: probabilities are not supported"),
+        ("dtype", NotImplementedError, "target: probabilities of all classes are not supported with a group"),
         ("reduction", ag.ParamInvalidError, "reduction: expected mean, sum or none, got str 'average'"),
         ("bias", ag.ParamInvalidError, "linear_bias: expected shape ("),
         ("other dtype", ag.ParamTypeError, "linear_weight: expected torch.float32, as input is, got torch.float16"),

@@ -147,6 +147,8 @@ def loss_options(call: Call, soc: str) -> Unsupported | None:
     """Return the reason against gradients and options of a loss that the device's operators lack (161002)."""
     a = call.arguments
     found, computed = first_lacking([name for name in OUTPUT_GRADIENTS if a.get(name) is not None], a), "the gradients"
+    if found is None and a["target"].dtype.kind not in "iu":
+        found, computed = ("target", "probabilities of all classes"), "the loss"
     if found is None:
         found, computed = first_lacking(given_options(a), a), "the loss"
     if found is None:

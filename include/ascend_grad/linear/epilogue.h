@@ -255,7 +255,7 @@ static void K(store_max_sum)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_
         }
         if (b->statistics.with_more) {
             const acc_t before = ((const acc_t *)b->statistics.max)[b->chunk.row_numbers[i]];
-            K(more_of_row)(b, row, panel * NR, columns, max, before, b->packed.panel_more + panel * rows + i);
+            K(more_of_row)(b, i, row, panel * NR, columns, max, before, b->packed.panel_more + panel * rows + i);
         }
         if (b->statistics.target_logits) K(store_target_logits)(b, i, panel * NR, columns, row);
         const int64_t target = b->chunk.target[i] - b->vocab.start - panel * NR;

@@ -157,6 +157,8 @@ typedef struct {
     const void *complement; /* acc_t (BT,), by row numbers: 1 - p of nearly certain targets, otherwise -1; NULL: not known */
     int is_general;        /* whether P is made of the coefficients of ag_loss_row */
     const void *class_weight; /* acc_t (V,) and a vector of padding: see ag_scaled_weight; NULL: all are 1 */
+    ag_matrix prob;           /* (BT, V) probabilities q of all classes, of any dtype; data is NULL without dense targets. */
+    double kept, share;       /* With them, (kept q + share) times the class weight stands for the class weight. */
 } ag_gradient_rule;
 
 /* The results of AG_TO_MAX_SUM. */

@@ -47,6 +47,44 @@ AG_INLINE V K(slopes)(const V z, const V inverse_outer, const V most)
     return (1 - value * value) * most;
 }
 
+/* ---- weights of classes -------------------------------------------------------------------------------------------------- */
+
+/* Return the class weights of n entries for row i, from vocabulary entry `first` of the block on; NULL if all are 1. With
+ * probabilities they are c (kept q + share), computed in `buffer`, which has AG_MAX_STREAMED_STEP accumulators. */
+static const acc_t *K(weights_of_row)(const ag_linear_block *b, ptrdiff_t i, ptrdiff_t first, ptrdiff_t n, acc_t *buffer)
+{
+    const acc_t *class_weight = (const acc_t *)b->gradient.class_weight;
+    const ag_matrix *prob = &b->gradient.prob;
+    double raw[AG_MAX_STREAMED_STEP];
+    if (class_weight) class_weight += b->vocab.start + first;
+    if (!prob->data) return class_weight;
+    const char *source = prob->data + b->chunk.row_numbers[i] * prob->row_stride + (b->vocab.start + first) * prob->step;
+    ag_copy_block((char *)raw, 0, ag_itemsize[prob->dtype], source, 0, prob->step, 1, n, ag_itemsize[prob->dtype], prob->swapped);
+#if AG_IS_F64
+    if (prob->dtype == AG_FLOAT64) {
+        memcpy(buffer, raw, (size_t)n * sizeof *buffer);
+    } else {
+        float floats[AG_MAX_STREAMED_STEP];
+        if (prob->dtype == AG_FLOAT32) memcpy(floats, raw, (size_t)n * sizeof *floats);
+        else if (prob->dtype == AG_FLOAT16) AG_ISA_NAME(ag_widen_f16)((const char *)raw, floats, n);
+        else AG_ISA_NAME(ag_widen_bf16)((const char *)raw, floats, n);
+        AG_ISA_NAME(ag_widen_f32_f64)(floats, (char *)buffer, n);
+    }
+#else
+    if (prob->dtype == AG_FLOAT32) memcpy(buffer, raw, (size_t)n * sizeof *buffer);
+    else if (prob->dtype == AG_FLOAT64) AG_ISA_NAME(ag_narrow_f64_f32)(raw, (char *)buffer, n);
+    else if (prob->dtype == AG_FLOAT16) AG_ISA_NAME(ag_widen_f16)((const char *)raw, buffer, n);
+    else AG_ISA_NAME(ag_widen_bf16)((const char *)raw, buffer, n);
+#endif
+    for (ptrdiff_t c = n; c % VL; c++) buffer[c] = 0;
+    const V kept = V_(set1)((acc_t)b->gradient.kept), share = V_(set1)((acc_t)b->gradient.share);
+    for (ptrdiff_t c = 0; c < n; c += VL) {
+        const V weight = V_(fma)(V_(load)(buffer + c), kept, share);
+        V_(store)(buffer + c, class_weight ? weight * V_(load)(class_weight + c) : weight);
+    }
+    return buffer;
+}
+
 /* ---- statistics ---------------------------------------------------------------------------------------------------------- */
 
 /* Return the sum of exponentials of n logits without their first maximum. `max` is the maximum, `sum` the whole sum. */
@@ -64,12 +102,13 @@ static AG_UNUSED double K(rest_of_row)(const acc_t *row, ptrdiff_t n, acc_t max,
     return (double)V_(reduce_sum)(total);
 }
 
-/* Compute ag_more of n logits, from vocabulary entry `first` of the block on, relative to their maximum; all fields but argmax
+/* Compute ag_more of n logits of row i, from vocabulary entry `first` of the block on, relative to their maximum; all fields but argmax
  * are 0 without with_moments. If the maximum is not larger than `before`, that of earlier logits, argmax means nothing. */
-static void K(more_of_row)(const ag_linear_block *b, const acc_t *row, ptrdiff_t first, ptrdiff_t n, acc_t max, acc_t before,
-                           ag_more *to)
+static void K(more_of_row)(const ag_linear_block *b, ptrdiff_t i, const acc_t *row, ptrdiff_t first, ptrdiff_t n, acc_t max,
+                           acc_t before, ag_more *to)
 {
-    const acc_t *class_weight = (const acc_t *)b->gradient.class_weight;
+    acc_t buffer[AG_MAX_STREAMED_STEP];
+    const acc_t *weights = b->statistics.with_moments ? K(weights_of_row)(b, i, first, n, buffer) : NULL;
     const V shift = V_(set1)(max == (acc_t)-INFINITY ? 0 : max), zero = {0};
     to->moment = to->deficit = to->weight = 0;
     for (ptrdiff_t c = 0; b->statistics.with_moments && c < n;) {
@@ -77,7 +116,7 @@ static void K(more_of_row)(const ag_linear_block *b, const acc_t *row, ptrdiff_t
         for (int k = 0; k < 8 && c < n; k++, c += VL) {
             const ptrdiff_t left = n - c < VL ? n - c : VL;
             const V z = V_(load)(row + c), e = V_(exp)(z - shift);
-            const V w = class_weight ? V_(load)(class_weight + b->vocab.start + first + c) : V_(set1)(1);
+            const V w = weights ? V_(load)(weights + c) : V_(set1)(1);
             /* A logit of -inf adds nothing: the exponential is 0, but its product with infinity would be NaN. */
             moment += V_(first)(left, V_(select)(e == 0, zero, e * (shift - z)), zero);
             deficit += V_(first)(left, V_(select)((w == 0) | (z == shift), zero, w * (shift - z)), zero);
@@ -114,7 +153,7 @@ AG_INLINE acc_t K(minus_one)(const ag_linear_block *b, ptrdiff_t i, acc_t p)
 static void K(general_gradient)(const ag_linear_block *b, ptrdiff_t i, ptrdiff_t first, ptrdiff_t n, acc_t *row)
 {
     const ag_loss_row *of_row = b->rows + b->chunk.row_numbers[i];
-    const acc_t *class_weight = (const acc_t *)b->gradient.class_weight;
+    acc_t buffer[AG_MAX_STREAMED_STEP];
     const int is_capped = b->transform.softcap > 0, is_smoothed = of_row->s != 0, with_entropy = of_row->b != 0;
     const double outer = b->transform.is_needed ? K(outer_factor)(b, i) : 1;
     const double slope = (is_capped ? outer * K(inner_factor)(b) : outer) / of_row->power;
@@ -123,11 +162,12 @@ static void K(general_gradient)(const ag_linear_block *b, ptrdiff_t i, ptrdiff_t
     const V mean_gap = V_(set1)((acc_t)of_row->mean_gap), zero = {0};
     const V inverse_outer = V_(set1)((acc_t)(1 / outer)), most = V_(set1)((acc_t)slope);
     acc_t slopes[AG_MAX_STREAMED_STEP];
+    const acc_t *weights = is_smoothed ? K(weights_of_row)(b, i, first, n, buffer) : NULL;
     for (ptrdiff_t c = 0; c < n; c += VL) {
         const V z = V_(load)(row + c), e = V_(exp)(z - max) / sum;
         V p = e * by_p;
         if (with_entropy) p += V_(select)(e == 0, zero, e * by_gap * ((z - max) + mean_gap));
-        if (is_smoothed) p -= class_weight ? s * V_(load)(class_weight + b->vocab.start + first + c) : s;
+        if (is_smoothed) p -= weights ? s * V_(load)(weights + c) : s;
         if (is_capped) V_(store)(slopes + c, K(slopes)(z, inverse_outer, most));
         V_(store)(row + c, p);
     }

@@ -13,7 +13,7 @@ typedef struct {
     ag_upstream upstream;
     /* The kernels write: */
     double moment, deficit; /* as in ag_row_statistics */
-    double weight;          /* sum of the class weights of the entries so far */
+    double weight;          /* sum of the class weights of the entries so far; with dense targets, of a row's own ones */
     int64_t argmax;         /* vocabulary entry of the first maximum */
     /* ag_loss_row_finish writes: */
     double power;           /* a power of two, about the factor of the products in the logits */
@@ -61,6 +61,17 @@ AG_INLINE double ag_kept_of_target(const ag_loss_row *row, const ag_loss_targets
 /* Return the distance between two maxima of a row; equal infinities have none. */
 AG_INLINE double ag_max_distance(double larger, double smaller) { return larger == smaller ? 0 : larger - smaller; }
 
+/* Set the power of a row and its coefficients, and multiply what is known of the gradient by the power. */
+AG_INLINE void ag_loss_row_scale(ag_loss_row *row, const ag_coefficients *c, double logit_scale, double class_scale)
+{
+    /* The gradient with respect to the products has the factor slope. Accumulators multiply by the rest of it, near 1. */
+    const double slope = fabs(logit_scale * row->inverse_temperature);
+    row->power = slope == 0 ? 1 : ldexp(1, (int)fmin(fmax(logb(slope), -1022), 1022));
+    row->a = c->a * row->power, row->b = c->b * row->power, row->s = c->s * (class_scale * row->power);
+    row->kept_loss *= row->power, row->kept_log_prob = row->upstream.log_prob * row->power;
+    row->certain_grad *= row->power;
+}
+
 /* Compute the coefficients of the gradient of a row whose statistics are complete. `logits` are those of the targets,
  * `logit_scale` the factor of the products. `class_weight` (V,) or NULL are the weights that smoothing uses, `class_sum` is
  * their sum, and `class_scale` the result of ag_class_scale. `vocab` and `class_sum` count the whole vocabulary,
@@ -92,12 +103,27 @@ static AG_UNUSED void ag_loss_row_finish(ag_loss_row *row, const ag_loss_targets
         row->certain_grad += ag_entropy_gradient(&c, exp(logits[k] - max) / (1 + rest), (logits[k] - max) + row->mean_gap);
         if (c.s != 0) row->certain_grad -= c.s * (class_weight ? class_weight[entry] : 1);
     }
-    /* The gradient with respect to the products has the factor slope. Accumulators multiply by the rest of it, near 1. */
-    const double slope = fabs(logit_scale * row->inverse_temperature);
-    row->power = slope == 0 ? 1 : ldexp(1, (int)fmin(fmax(logb(slope), -1022), 1022));
-    row->a = c.a * row->power, row->b = c.b * row->power, row->s = c.s * (class_scale * row->power);
-    row->kept_loss *= row->power, row->kept_log_prob = targets->grad_log_prob ? 0 : row->upstream.log_prob * row->power;
-    row->certain_grad *= row->power;
+    row->kept_log_prob = targets->grad_log_prob ? 0 : row->upstream.log_prob;
+    ag_loss_row_scale(row, &c, logit_scale, class_scale);
+}
+
+/* Compute the coefficients of the gradient of a row with dense targets. `weight` is the sum of the weights of all entries, and
+ * `others` of all but `certain`, an entry that has the maximum and is nearly certain, or -1 for none. */
+static AG_UNUSED void ag_dense_row_finish(ag_loss_row *row, double weight, double others, int64_t certain, double max,
+                                          double rest, double logit_scale, double class_scale)
+{
+    const ag_row_statistics statistics = {max, rest, row->moment, row->deficit};
+    row->mean_gap = ag_mean_gap(&statistics);
+    row->kept_loss = row->grad_loss, row->kept_log_prob = 0;
+    ag_coefficients c = ag_coefficients_of(&row->upstream, ag_kept_weight(row, weight), 0, 0,
+                                           row->upstream.square != 0 ? ag_log_sum_exp(&statistics) : 0);
+    row->certain = certain, row->certain_grad = 0;
+    if (certain >= 0) {
+        row->certain_grad = ag_certain_gradient(&c, ag_kept_weight(row, others), rest / (1 + rest)) +
+                            ag_entropy_gradient(&c, 1 / (1 + rest), row->mean_gap);
+    }
+    c.s = row->grad_loss; /* the weights of the row take the part of class weights in label smoothing */
+    ag_loss_row_scale(row, &c, logit_scale, class_scale);
 }
 
 #endif

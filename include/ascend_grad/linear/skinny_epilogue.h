@@ -86,7 +86,7 @@ static void K(tile_to_max_sum)(const ag_linear_block *b, const void *tile, void 
         if (b->statistics.with_more) {
             ag_more here;
             const double earlier = ag_sum_total(sum[i]), d = ag_max_distance((double)now, (double)before);
-            K(more_of_row)(b, row, 0, b->vocab.size, now, before, &here);
+            K(more_of_row)(b, i, row, 0, b->vocab.size, now, before, &here);
             if (b->statistics.with_moments) {
                 more[i].moment = here.moment + (earlier == 0 ? 0 : exp(-d) * (more[i].moment + earlier * d));
                 more[i].deficit += here.deficit + ag_weighted_distance(more[i].weight, d);
@@ -224,9 +224,9 @@ static void K(columns_to_max_sum)(const ag_linear_block *b, const void *from, vo
         if (b->statistics.rest) b->statistics.rest[number] = K(rest_of_row)(row, b->vocab.size, of_max, (acc_t)sum[i]);
         if (b->statistics.with_more) {
             ag_more more;
-            K(more_of_row)(b, row, 0, b->vocab.size, of_max, (acc_t)-INFINITY, &more);
+            K(more_of_row)(b, i, row, 0, b->vocab.size, of_max, (acc_t)-INFINITY, &more);
             b->rows[number].moment = more.moment, b->rows[number].deficit = more.deficit;
-            b->rows[number].argmax = more.argmax;
+            b->rows[number].weight = more.weight, b->rows[number].argmax = more.argmax;
         }
         if (b->statistics.target_logits) K(store_target_logits)(b, i, 0, b->vocab.size, row);
         if (b->chunk.target[i] >= 0 && b->chunk.target[i] < b->vocab.size) {

@@ -4,6 +4,28 @@
  * computes the losses, and the factors of the exponentials.
  */
 
+/* ---- weights of dense targets --------------------------------------------------------------------------------------- */
+
+/* Numbers of dense targets, in all lanes. */
+typedef struct {
+    V kept, share, certain, at_certain;
+} K(dense_row);
+
+/* Return the weights of classes from their probabilities and from their class weights, if there are any. */
+AG_INLINE V K(dense_weight)(V prob, V class_weight, int has_weights, const K(dense_row) *row)
+{
+    const V weight = V_(fma)(prob, row->kept, row->share);
+    return has_weights ? weight * class_weight : weight;
+}
+
+/* Return the numbers of row r; those of nearly certain entries are absent before they are known. */
+AG_INLINE K(dense_row) K(dense_row_of)(const ag_loss_rows *rows, int with_certain, ptrdiff_t r)
+{
+    return (K(dense_row)){V_(set1)((compute_t)rows->kept), V_(set1)((compute_t)rows->share),
+                          V_(set1)(with_certain ? (compute_t)rows->certain[r] : 0),
+                          V_(set1)(with_certain ? (compute_t)rows->at_certain[r] : 0)};
+}
+
 /* ---- narrow packed rows ------------------------------------------------------------------------------------------ */
 
 /* As in narrow.h, the arithmetic runs over the flat elements of a block of rows. */
@@ -17,7 +39,8 @@ AG_INLINE int K(loss_is_narrow)(const ag_tile *tile)
 /* Return whether sums and results of rows are computed over flat elements, and the cached exponentials are flat. */
 AG_INLINE int K(loss_is_flat)(const ag_tile *tile, const ag_loss_rows *rows)
 {
-    return rows->is_uniform && !rows->class_weight && K(loss_is_narrow)(tile) && tile->out_stride == tile->a_stride;
+    return rows->is_uniform && !rows->class_weight && K(loss_is_narrow)(tile) && tile->out_stride == tile->a_stride &&
+           (!rows->is_dense || tile->b_stride == tile->a_stride);
 }
 
 AG_INLINE V K(loss_load_flat)(const char *a, ptrdiff_t i, ptrdiff_t count)
@@ -62,6 +85,8 @@ AG_NOINLINE void K(loss_flat_write)(const ag_tile *tile, const ag_loss_rows *par
 {
     compute_t factor[K(LOSS_PADDED)] __attribute__((aligned(64))), smoothing[K(LOSS_PADDED)] __attribute__((aligned(64)));
     compute_t each[K(LOSS_CAPACITY)];
+    const int is_dense = parameters->is_dense;
+    const K(dense_row) dense = K(dense_row_of)(parameters, 0, 0);
     const ptrdiff_t n = tile->n, block = K(LOSS_CAPACITY) / n / VL * VL;
     for (ptrdiff_t row = 0; row < tile->rows; row += block) {
         const ptrdiff_t rows = tile->rows - row < block ? tile->rows - row : block, count = rows * n;
@@ -79,12 +104,19 @@ AG_NOINLINE void K(loss_flat_write)(const ag_tile *tile, const ag_loss_rows *par
             MASKV is_zero = factor_v == 0;
             if (parameters->is_smoothed) {
                 const V smoothing_v = V_(load)(smoothing + i);
-                value = V_(fma)(e, factor_v, -smoothing_v);
+                const V prob = is_dense ? K(loss_load_flat)(tile->b + row * tile->b_stride, i, count) : (V){0};
+                value = V_(fma)(e, factor_v, is_dense ? -(smoothing_v * K(dense_weight)(prob, prob, 0, &dense)) : -smoothing_v);
                 is_zero &= smoothing_v == 0;
             }
             value = V_(select)(is_zero, (V){0}, value);
             if (i + VL <= count) AG_STORE(out + i * AG_SIZE, value);
             else AG_STORE_PARTIAL(out + i * AG_SIZE, value, count - i);
+        }
+        for (ptrdiff_t r = 0; is_dense && r < rows; r++) {
+            const V at_certain = V_(set1)((compute_t)parameters->at_certain[row + r]);
+            for (ptrdiff_t k = r * n; parameters->certain[row + r] == 1 && k < (r + 1) * n; k++) {
+                if (cached[k] == 1) AG_STORE_PARTIAL(out + k * AG_SIZE, at_certain, 1);
+            }
         }
     }
 }
@@ -177,6 +209,94 @@ static void K(loss_rows_sum)(const ag_tile *tile, ag_row_op sum, const ag_loss_r
     }
 }
 
+/* ---- dense targets ----------------------------------------------------------------------------------------------- */
+
+/* Add the terms of the three sums of a vector of elements. */
+AG_INLINE void K(dense_add)(V *partial, V x, V weight, V scale, V max)
+{
+    const V none = {0}, distance = (max - x) * scale;
+    const MASKV is_below = x < max;
+    partial[0] += V_(select)((weight == 0) | (distance == 0), none, weight * distance); /* either may be infinite */
+    partial[1] += V_(select)(is_below, weight, none);
+    partial[2] += V_(select)(is_below, none, weight);
+}
+
+/* Sum the terms of one segment, n <= AG_SEGMENT(VL), in the order that rowwise.h defines. */
+AG_INLINE void K(dense_segment)(const char *a, const char *prob, const compute_t *class_weight, ptrdiff_t n, V scale, V max,
+                                const K(dense_row) *row, double *sums)
+{
+    const V none = {0};
+    K(lane_sums) lanes[3] = {0};
+    for (ptrdiff_t i = 0; i < n;) {
+        const ptrdiff_t end = i + AG_SUM_BLOCK <= n ? i + AG_SUM_BLOCK : n;
+        V partial[3] = {{0}};
+        for (; i + VL <= end; i += VL) {
+            const V c = class_weight ? V_(load)(class_weight + i) : none;
+            const V weight = K(dense_weight)(AG_LOAD(prob + i * AG_SIZE), c, class_weight != NULL, row);
+            K(dense_add)(partial, AG_LOAD(a + i * AG_SIZE), weight, scale, max);
+        }
+        if (i < end) {
+            const V c = class_weight ? V_(load_partial)(class_weight + i, end - i) : none;
+            const V weight = K(dense_weight)(AG_LOAD_PARTIAL(prob + i * AG_SIZE, end - i), c, class_weight != NULL, row);
+            K(dense_add)(partial, AG_LOAD_PARTIAL(a + i * AG_SIZE, end - i), V_(first)(end - i, weight, none), scale, max);
+            i = end;
+        }
+        AG_UNROLL(3)
+        for (int j = 0; j < 3; j++) K(fold)(&lanes[j], partial[j]);
+    }
+    AG_UNROLL(3)
+    for (int j = 0; j < 3; j++) sums[j] = K(reduce)(&lanes[j]);
+}
+
+/* Compute the sums of narrow rows, of which loss_is_flat holds. */
+AG_NOINLINE void K(dense_flat_sums)(const ag_tile *tile, const ag_loss_rows *parameters, double *sums[3])
+{
+    compute_t terms[3][K(LOSS_PADDED)] __attribute__((aligned(64))), shift[K(LOSS_PADDED)] __attribute__((aligned(64)));
+    compute_t each[K(LOSS_CAPACITY)];
+    const K(dense_row) dense = K(dense_row_of)(parameters, 0, 0);
+    const V scale = V_(set1)((compute_t)tile->scale);
+    const ptrdiff_t n = tile->n, block = K(LOSS_CAPACITY) / n / VL * VL;
+    for (ptrdiff_t row = 0; row < tile->rows; row += block) {
+        const ptrdiff_t rows = tile->rows - row < block ? tile->rows - row : block, count = rows * n;
+        for (ptrdiff_t r = 0; r < rows; r++) each[r] = (compute_t)parameters->max[row + r];
+        K_COMPUTE(broadcast)(each, rows, n, shift);
+        for (ptrdiff_t i = 0; i < count; i += VL) {
+            const V x = K(loss_load_flat)(tile->a + row * tile->a_stride, i, count);
+            const V prob = K(loss_load_flat)(tile->b + row * tile->b_stride, i, count);
+            V added[3] = {{0}};
+            K(dense_add)(added, x, K(dense_weight)(prob, prob, 0, &dense), scale, V_(load)(shift + i));
+            AG_UNROLL(3)
+            for (int j = 0; j < 3; j++) V_(store)(terms[j] + i, added[j]);
+        }
+        for (int j = 0; j < 3; j++) K_COMPUTE(narrow_row_sums)(terms[j], rows, n, sums[j] + row);
+    }
+}
+
+static void K(loss_rows_dense)(const ag_tile *tile, const ag_loss_rows *rows, double *deficit, double *below, double *at_max)
+{
+    double *results[3] = {deficit, below, at_max};
+    const K(dense_row) row = K(dense_row_of)(rows, 0, 0);
+    const compute_t *weight = (const compute_t *)rows->class_weight;
+    if (K(loss_is_flat)(tile, rows)) {
+        K(dense_flat_sums)(tile, rows, results);
+        return;
+    }
+    for (ptrdiff_t r = 0; r < tile->rows; r++) {
+        const char *a = tile->a + r * tile->a_stride, *prob = tile->b + r * tile->b_stride;
+        const V scale = V_(set1)((compute_t)rows->scale[r]), max = V_(set1)((compute_t)rows->max[r]);
+        ag_sum totals[3] = {{0}};
+        double sums[3] = {0};
+        for (ptrdiff_t i = 0; i < tile->n; i += AG_SEGMENT(VL)) {
+            const ptrdiff_t length = tile->n - i < AG_SEGMENT(VL) ? tile->n - i : AG_SEGMENT(VL);
+            K(dense_segment)(a + i * AG_SIZE, prob + i * AG_SIZE, weight ? weight + i : NULL, length, scale, max, &row, sums);
+            for (int j = 0; tile->n > AG_SEGMENT(VL) && j < 3; j++) ag_sum_add(&totals[j], sums[j]);
+        }
+        for (int j = 0; j < 3; j++) {
+            results[j][r] = ag_canonical_nan(tile->n > AG_SEGMENT(VL) ? ag_sum_total(totals[j]) : sums[j] + 0.0);
+        }
+    }
+}
+
 static ptrdiff_t K(loss_find)(const char *a, ptrdiff_t n, double value)
 {
     enum { STEP = 8 };
@@ -227,33 +347,55 @@ AG_INLINE V K(loss_gradient)(const int kind, V exponential, V exponent, V weight
     return V_(fma)(exponential, row->factor, kind == K(WEIGHTED) ? -(row->smoothing * weight) : -row->smoothing);
 }
 
-AG_INLINE void K(loss_write_row)(const int kind, const int is_cached, const char *a, const compute_t *weight, char *out,
-                                 ptrdiff_t n, const K(loss_row) *row, const compute_t *cached, int nontemporal,
-                                 const char *next)
+/* Return the factors of `smoothing` of `count` elements, at most VL, from index i on. */
+AG_INLINE V K(loss_weight)(const int is_dense, V prob, const compute_t *weight, ptrdiff_t i, ptrdiff_t count,
+                           const K(dense_row) *dense)
 {
-    const V none = {0}, one = V_(set1)((compute_t)1);
-    const int has_weights = kind == K(WEIGHTED) || (kind == K(SLOPED) && weight);
+    const V one = V_(set1)((compute_t)1);
+    const V w = !weight ? one : count < VL ? V_(load_partial)(weight + i, count) : V_(load)(weight + i);
+    return is_dense ? K(dense_weight)(prob, w, weight != NULL, dense) : w;
+}
+
+/* Return the result, which is another one at a nearly certain entry of dense targets. */
+AG_INLINE V K(loss_result)(const int is_dense, V exponential, V gradient, const K(dense_row) *dense)
+{
+    return is_dense ? V_(select)(exponential == dense->certain, dense->at_certain, gradient) : gradient;
+}
+
+AG_INLINE void K(loss_write_row)(const int kind, const int is_dense, const int is_cached, const char *a, const char *prob,
+                                 const compute_t *class_weight, char *out, ptrdiff_t n, const K(loss_row) *row,
+                                 const K(dense_row) *dense, const compute_t *cached, int nontemporal, const char *next)
+{
+    const V none = {0};
+    const compute_t *weight = kind == K(WEIGHTED) || kind == K(SLOPED) ? class_weight : NULL;
+#define AG_PROB(i) (is_dense ? AG_LOAD(prob + (i) * AG_SIZE) : none)
+#define AG_OF_EXPONENTIAL(e, exponent, w) K(loss_result)(is_dense, e, K(loss_gradient)(kind, e, exponent, w, row), dense)
 #define AG_GRADIENT(x, w)                                                                                              \
-    K(loss_gradient)(kind, V_(exp)(((x) - row->max) * row->scale), ((x) - row->max) * row->scale, w, row)
+    AG_OF_EXPONENTIAL(V_(exp)(((x) - row->max) * row->scale), ((x) - row->max) * row->scale, w)
 #define AG_VALUE(i)                                                                                                    \
-    (is_cached ? K(loss_gradient)(kind, V_(load)(cached + (i)), none, has_weights ? V_(load)(weight + (i)) : one, row) \
-               : AG_GRADIENT(AG_LOAD(a + (i) * AG_SIZE), has_weights ? V_(load)(weight + (i)) : one))
+    (is_cached ? AG_OF_EXPONENTIAL(V_(load)(cached + (i)), none,                                                       \
+                                   K(loss_weight)(is_dense, AG_PROB(i), weight, i, VL, dense))                         \
+               : AG_GRADIENT(AG_LOAD(a + (i) * AG_SIZE), K(loss_weight)(is_dense, AG_PROB(i), weight, i, VL, dense)))
 /* Write two vectors. The order of their elements does not matter if every element has the same parameters. */
 #define AG_WRITE_TWO(i, put, put_two)                                                                                  \
     do {                                                                                                               \
-        if (is_cached || has_weights) {                                                                                \
+        if (is_cached || weight) {                                                                                     \
             put(out + (i) * AG_SIZE, AG_VALUE(i));                                                                     \
             put(out + ((i) + VL) * AG_SIZE, AG_VALUE((i) + VL));                                                       \
         } else {                                                                                                       \
-            V x0, x1;                                                                                                  \
+            V x0, x1, q0 = none, q1 = none;                                                                            \
             AG_LOAD_TWO(a + (i) * AG_SIZE, &x0, &x1);                                                                  \
-            put_two(out + (i) * AG_SIZE, AG_GRADIENT(x0, one), AG_GRADIENT(x1, one));                                  \
+            if (is_dense) AG_LOAD_TWO(prob + (i) * AG_SIZE, &q0, &q1);                                                 \
+            const V w0 = K(loss_weight)(is_dense, q0, NULL, 0, VL, dense);                                             \
+            const V w1 = K(loss_weight)(is_dense, q1, NULL, 0, VL, dense);                                             \
+            put_two(out + (i) * AG_SIZE, AG_GRADIENT(x0, w0), AG_GRADIENT(x1, w1));                                    \
         }                                                                                                              \
     } while (0)
 #define AG_WRITE_PARTIAL(i, count)                                                                                     \
     do {                                                                                                               \
-        const V w = has_weights ? V_(load_partial)(weight + (i), count) : one;                                         \
-        const V value = is_cached ? K(loss_gradient)(kind, V_(load_partial)(cached + (i), count), none, w, row)        \
+        const V q = is_dense ? AG_LOAD_PARTIAL(prob + (i) * AG_SIZE, count) : none;                                    \
+        const V w = K(loss_weight)(is_dense, q, weight, i, count, dense);                                              \
+        const V value = is_cached ? AG_OF_EXPONENTIAL(V_(load_partial)(cached + (i), count), none, w)                  \
                                   : AG_GRADIENT(AG_LOAD_PARTIAL(a + (i) * AG_SIZE, count), w);                         \
         AG_STORE_PARTIAL(out + (i) * AG_SIZE, value, count);                                                           \
     } while (0)
@@ -262,13 +404,15 @@ AG_INLINE void K(loss_write_row)(const int kind, const int is_cached, const char
         __builtin_prefetch(next + byte, 0, 2)
 #define AG_AFTER_VECTORS(i)
 #include "write_row.h"
+#undef AG_PROB
+#undef AG_OF_EXPONENTIAL
 #undef AG_GRADIENT
 }
 
-AG_INLINE void K(loss_write_rows)(const int kind, const ag_tile *tile, const ag_loss_rows *rows)
+AG_INLINE void K(loss_write_rows)(const int kind, const int is_dense, const ag_tile *tile, const ag_loss_rows *rows)
 {
     for (ptrdiff_t r = 0; r < tile->rows; r++) {
-        const char *a = tile->a + r * tile->a_stride;
+        const char *a = tile->a + r * tile->a_stride, *prob = tile->b + r * tile->b_stride;
         char *out = tile->out + r * tile->out_stride;
         const compute_t *weight = (const compute_t *)rows->class_weight;
         const char *next = rows->next ? rows->next + r * tile->a_stride : NULL;
@@ -276,14 +420,15 @@ AG_INLINE void K(loss_write_rows)(const int kind, const ag_tile *tile, const ag_
                                  V_(set1)((compute_t)rows->factor[r]),
                                  V_(set1)(rows->is_smoothed ? (compute_t)rows->smoothing[r] : (compute_t)0),
                                  V_(set1)(kind == K(SLOPED) ? (compute_t)rows->slope[r] : (compute_t)0)};
+        const K(dense_row) dense = K(dense_row_of)(rows, is_dense, r);
         if (rows->factor[r] == 0 && (!rows->is_smoothed || rows->smoothing[r] == 0) &&
             (kind != K(SLOPED) || rows->slope[r] == 0)) {
             memset(out, 0, (size_t)(tile->n * AG_SIZE));
         } else if (kind != K(SLOPED) && rows->cached) {
-            K(loss_write_row)(kind, 1, a, weight, out, tile->n, &row, (const compute_t *)rows->cached + r * rows->pitch,
-                              tile->nontemporal, next);
+            K(loss_write_row)(kind, is_dense, 1, a, prob, weight, out, tile->n, &row, &dense,
+                              (const compute_t *)rows->cached + r * rows->pitch, tile->nontemporal, next);
         } else {
-            K(loss_write_row)(kind, 0, a, weight, out, tile->n, &row, NULL, tile->nontemporal, next);
+            K(loss_write_row)(kind, is_dense, 0, a, prob, weight, out, tile->n, &row, &dense, NULL, tile->nontemporal, next);
         }
     }
     if (tile->nontemporal) v_fence();
@@ -291,16 +436,20 @@ AG_INLINE void K(loss_write_rows)(const int kind, const ag_tile *tile, const ag_
 
 static void K(loss_rows_write)(const ag_tile *tile, const ag_loss_rows *rows)
 {
-    if (rows->slope) {
-        K(loss_write_rows)(K(SLOPED), tile, rows);
+    if (rows->is_dense && rows->slope) {
+        K(loss_write_rows)(K(SLOPED), 1, tile, rows);
+    } else if (rows->slope) {
+        K(loss_write_rows)(K(SLOPED), 0, tile, rows);
     } else if (rows->cached && K(loss_is_flat)(tile, rows)) {
         K(loss_flat_write)(tile, rows);
+    } else if (rows->is_dense) {
+        K(loss_write_rows)(K(WEIGHTED), 1, tile, rows);
     } else if (!rows->is_smoothed) {
-        K(loss_write_rows)(K(UNSMOOTHED), tile, rows);
+        K(loss_write_rows)(K(UNSMOOTHED), 0, tile, rows);
     } else if (!rows->class_weight) {
-        K(loss_write_rows)(K(SMOOTHED), tile, rows);
+        K(loss_write_rows)(K(SMOOTHED), 0, tile, rows);
     } else {
-        K(loss_write_rows)(K(WEIGHTED), tile, rows);
+        K(loss_write_rows)(K(WEIGHTED), 0, tile, rows);
     }
 }
 
@@ -439,6 +588,7 @@ static void K(loss_apply_slopes)(const char *z, char *gradient, ptrdiff_t n, dou
 static const ag_loss_kernels K(loss_table) AG_UNUSED = {
     .rows_max = K(loss_rows_max),
     .rows_sum = K(loss_rows_sum),
+    .rows_dense = K(loss_rows_dense),
     .rows_write = K(loss_rows_write),
     .find = K(loss_find),
     .columns_sum = K(loss_columns_sum),

@@ -78,10 +78,12 @@ typedef enum { AG_NOT_READ, AG_IN_RESULT, AG_IN_SUM } ag_use;
 
 /* Row sums of the cross-entropy, which is no member of the list above, as its kernels have other arguments (loss_kernels.h):
  * X(member, name, direction, use of the second input, use of the mask, column kernels: 1 or 0). A plan for one of the
- * first two describes the whole operator; the second one never processes columns. */
+ * first three describes the whole operator. The second and the third never process columns; the third has probabilities of
+ * all classes as second input. */
 #define AG_FOREACH_LOSS_SUM(X)                                                                                         \
     X(AG_LOSS_EXP, exp, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 1)                                                       \
     X(AG_LOSS_EXP_OF_ROWS, exp_of_rows, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 0)                                       \
+    X(AG_LOSS_EXP_OF_DENSE, exp_of_dense, AG_FORWARD, AG_IN_SUM, AG_NOT_READ, 0)                                       \
     X(AG_LOSS_REST, rest, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 1)                                                     \
     X(AG_LOSS_MOMENT, moment, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 0)                                                 \
     X(AG_LOSS_DEFICIT, deficit, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 0)                                               \
@@ -171,6 +173,12 @@ typedef struct {
     int is_uniform;             /* whether tile->scale is the scale of all rows that are not ignored */
     int is_smoothed;            /* whether `smoothing` is read; column kernels never read it */
     const char *next;           /* NULL, or as many input rows to prefetch into L2, with the stride of the tile */
+    /* Dense targets: the tile's second input holds probabilities q of all classes. Then `class_weight` c stands for
+     * c (kept q + share) in the result, and `smoothing` is read. */
+    int is_dense;
+    double kept, share;
+    const double *certain;      /* 1: the result is `at_certain` where the exponential is 1; any other number: nowhere */
+    const double *at_certain;
 } ag_loss_rows;
 
 /* Columns with one target each, a weight and label smoothing, and no other term of the loss: arguments and results of
@@ -193,6 +201,9 @@ typedef struct {
     void (*rows_max)(const ag_tile *tile, double *max);
     /* Sum up whole rows, or segments of them. AG_LOSS_EXP fills rows->cached. */
     void (*rows_sum)(const ag_tile *tile, ag_row_op sum, const ag_loss_rows *rows, double *sums);
+    /* Sum up the weights w = c (kept q + share) of dense targets over whole rows, or segments of them: w_v (max - z_v), and
+     * w_v of entries below the maximum and at the maximum. */
+    void (*rows_dense)(const ag_tile *tile, const ag_loss_rows *rows, double *deficit, double *below, double *at_max);
     void (*rows_write)(const ag_tile *tile, const ag_loss_rows *rows);
     /* Return the index of the first of n elements that equals `value`, or of the first NaN if that is NaN; n for none. */
     ptrdiff_t (*find)(const char *a, ptrdiff_t n, double value);
