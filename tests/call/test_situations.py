@@ -27,6 +27,7 @@ LOG_PROB = scipy.special.log_softmax(LOGITS.astype(np.float64), -1)
 LOSSES = -LOG_PROB[np.arange(4), TARGET]
 LINEAR_LOG_PROB = scipy.special.log_softmax(HIDDEN.astype(np.float64) @ WEIGHT.T, -1)
 LINEAR_LOSSES = -LINEAR_LOG_PROB[np.arange(4), TARGET]
+PROB = scipy.special.softmax(RNG.standard_normal((4, 7)), -1).astype(np.float32)
 INTEGERS = np.array([[1, 2, 3], [0, 5, 0]])
 
 
@@ -124,6 +125,25 @@ SITUATIONS = {
     "one-hot rows": Refusal(cross_entropy(ONE_HOT), r"target: .*got .*4, 7.*one-hot.*argmax\(-1\)", OTHERS),
     "floating classes": Refusal(
         cross_entropy(TARGET.astype(np.float64)), r"target: expected an integer dtype.*astype\(numpy.int64\)", OTHERS
+    ),
+    "probabilities of all classes": Value(lambda d: d.loss(cross_entropy(PROB)(d)), -(PROB * LOG_PROB).sum(-1).mean()),
+    "probabilities of all classes with a softcap": Value(
+        lambda d: d.loss(cross_entropy(PROB, softcap=2.0, logit_scale=-0.5)(d)),
+        -(PROB * scipy.special.log_softmax(2 * np.tanh(LOGITS.astype(np.float64) / -4), -1)).sum(-1).mean(),
+    ),
+    "probabilities of all classes of a layer": Value(
+        lambda d: d.loss(
+            linear(PROB.reshape(2, 2, 7), HIDDEN.reshape(2, 2, 3), reduction="none", label_smoothing=0.1)(d)
+        ),
+        -((0.9 * PROB + 0.1 / 7) * LINEAR_LOG_PROB).sum(-1).reshape(2, 2),
+    ),
+    "the log-probability of probabilities": Refusal(
+        linear(PROB, outputs=("log_prob",)),
+        "outputs: expected no output of a single target, as target holds probabilities of all classes, got 'log_prob'",
+    ),
+    "probabilities of too few classes": Refusal(
+        cross_entropy(PROB[:, :6]),
+        r"target: expected shape \(4, 7\), as floating targets are probabilities of all classes",
     ),
     "a target that is no class": Refusal(
         lambda d: d.loss(cross_entropy(TARGET + 5)(d)),

@@ -59,11 +59,11 @@ class Rows:
         with np.errstate(invalid="ignore"):
             self.entropy = self.lse - np.where(self.p > 0, self.p * self.z, 0).sum(-1)
 
-        self.shape_of_targets = a["target"].shape
         is_dense = a["target"].dtype.kind not in "iu"
         ids = a["target"] if a["target"].ndim == 2 else a["target"][:, None]
         if is_dense:  # no entry is a target
             ids = np.full((tokens, 1), a["ignore_index"])
+        self.shape_of_targets = ids.shape if is_dense else a["target"].shape
         self.is_target = ids != a["ignore_index"]
         self.counted = self.is_target.any(-1) | is_dense
         self.targets = np.where(self.is_target, ids - a["vocab_start_index"], 0)
