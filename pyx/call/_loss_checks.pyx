@@ -376,16 +376,18 @@ cdef class Targets(Check):
 
 
 cdef class NothingOfOneTarget(Check):
-    """Check that no output that belongs to a single target is requested if rows have several."""
+    """Check that no output is requested that belongs to a single target if rows have several, or to any if they are dense."""
 
     def __init__(self):
         Check.__init__(self, "target_prob", "outputs")
 
     cdef int run(self, Call call) except -1:
         outputs = call.values[self.slots[1]]
-        if not outputs or (call.values[self.slots[0]] is None and not is_dense(call)):
+        if not outputs:
             return 0
         cdef bint has_dense = is_dense(call)
+        if call.values[self.slots[0]] is None and not has_dense:
+            return 0
         why = _DENSE if has_dense else "target_prob is given"
         for name in outputs:
             if OUTPUTS[name].of_one_target or (has_dense and OUTPUTS[name].is_of_targets):

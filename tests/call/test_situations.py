@@ -143,7 +143,7 @@ SITUATIONS = {
     ),
     "probabilities of too few classes": Refusal(
         cross_entropy(PROB[:, :6]),
-        r"target: expected shape \(4, 7\), as floating targets are probabilities of all classes",
+        r"target: expected shape \(4, 7\), as floating targets are probab",
     ),
     "a target that is no class": Refusal(
         lambda d: d.loss(cross_entropy(TARGET + 5)(d)),

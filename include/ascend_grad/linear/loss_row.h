@@ -68,8 +68,7 @@ AG_INLINE void ag_loss_row_scale(ag_loss_row *row, const ag_coefficients *c, dou
     const double slope = fabs(logit_scale * row->inverse_temperature);
     row->power = slope == 0 ? 1 : ldexp(1, (int)fmin(fmax(logb(slope), -1022), 1022));
     row->a = c->a * row->power, row->b = c->b * row->power, row->s = c->s * (class_scale * row->power);
-    row->kept_loss *= row->power, row->kept_log_prob = row->upstream.log_prob * row->power;
-    row->certain_grad *= row->power;
+    row->kept_loss *= row->power, row->kept_log_prob *= row->power, row->certain_grad *= row->power;
 }
 
 /* Compute the coefficients of the gradient of a row whose statistics are complete. `logits` are those of the targets,
