@@ -376,7 +376,7 @@ cdef class Targets(Check):
 
 
 cdef class NothingOfOneTarget(Check):
-    """Check that no output is requested that belongs to a single target if rows have several, or to any if they are dense."""
+    """Check that no output of a single target is requested if rows have several, or of any target if they are dense."""
 
     def __init__(self):
         Check.__init__(self, "target_prob", "outputs")
