@@ -301,7 +301,7 @@ def test_inputs_that_have_changed_since(interrupted, capsys):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--dim", "0"), "was begun with dim -1, not 0"),
+        (("--dim", "0"), "was begun with axis -1, not 0"),
         (("--out-dtype", "float64"), 'was begun with out-dtype null, not "float64"'),
         (("--backend", "reference"), 'was begun with backend null, not "reference"'),
         (("--input", "moved"), "was begun with inputs"),
@@ -317,7 +317,7 @@ def test_other_options_are_refused(interrupted, options, text, capsys):
 
 def test_a_complete_result_of_other_options(complete, capsys):
     command, _ = complete
-    text = "out: was begun with dim -1, not 0; name another result, or remove this one"
+    text = "out: was begun with axis -1, not 0; name another result, or remove this one"
     assert refused(capsys, *command[1:], "--dim", "0") == text
 
 
@@ -715,7 +715,7 @@ def test_what_does_not_go_together(order, capsys):
     ("options", "text"),
     [
         (("-o", "out.npy"), "out.npy: ends in .npy, but the result of Zarr arrays is a Zarr array"),
-        (("-o", "out", "--dim", "1"), "dim: expected a value in [-1, 0], got 1"),
+        (("-o", "out", "--dim", "1"), "axis: expected a value in [-1, 0], got 1"),
         (
             ("-o", "out", "--dtype", "bfloat16"),
             "int16 or uint16, not float64",
