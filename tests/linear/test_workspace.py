@@ -158,7 +158,8 @@ def test_the_least_workspace_is_told_and_enough(case, dtype, default_engine):
     assert 2**22 <= least < 2**25  # 2**22 with the small tiles of NEON
     default_engine.assert_solved(problem, default_engine.solve(problem, workspace_bytes=least))
     for backend, fewer in itertools.product(("cpu", "reference"), (least - 1, 2**22 - 1, -1)):
-        with pytest.raises(ag.ParamInvalidError, match=rf"workspace_bytes: expected an int of at least {least}, ") as caught:
+        expected = f"workspace_bytes: expected an int of at least {least}, "
+        with pytest.raises(ag.ParamInvalidError, match=expected) as caught:
             getattr(ag, operator)(**problem.arguments, workspace_bytes=fewer, backend=backend)
         assert caught.value.code == 161002
 
