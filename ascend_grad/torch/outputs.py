@@ -41,7 +41,7 @@ def check_outputs(operator: str, outputs: object) -> None:
 
 def computed_outputs(outputs: Sequence[str], options: Mapping[str, Any]) -> list[str]:
     """Return the names of the outputs to compute: those that are requested, and those that backward needs."""
-    return list(dict.fromkeys((*outputs, *statistics_for_backward(outputs, options))))
+    return [*outputs, *(name for name in statistics_for_backward(outputs, options) if name not in outputs)]
 
 
 def statistics(
