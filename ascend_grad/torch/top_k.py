@@ -97,7 +97,8 @@ def linear_top_k(
     tensor([[0.5000, 0.2500, 0.1250]])
     """
     tensors = {"input": input, "linear_weight": linear_weight}
-    tensors |= {} if linear_bias is None else {"linear_bias": linear_bias}
+    if linear_bias is not None:
+        tensors["linear_bias"] = linear_bias
     of_rows = temperature if isinstance(temperature, torch.Tensor) else None
     check_tensors(_NAME, **tensors, **({} if of_rows is None else {"temperature": of_rows}))
     check_floating(_NAME, input=input, linear_weight=linear_weight)
