@@ -9,14 +9,14 @@ import torch
 
 import ascend_grad as ag
 
-from ..arguments import integer, real_number, thread_count
+from ..arguments import integer, real_number
 from ..errors import AscendGradError, rename
 from ..operators.results import LinearTopK
 from ..operators.signatures import documented
 from ..operators.table import LINEAR_TOP_K
 from .linear import linear_cross_entropy
 from .operators import accumulator, linear_flops, one_after_another, register, register_flops
-from .tensors import TENSORS, check_floating, check_tensors, detached, optional
+from .tensors import TENSORS, check_floating, check_tensors, detached, optional, threads_of
 
 _NAME = LINEAR_TOP_K.name
 _NAMES = {"weight": "linear_weight", "bias": "linear_bias"}
@@ -103,7 +103,7 @@ def linear_top_k(
     check_tensors(_NAME, **tensors, **({} if of_rows is None else {"temperature": of_rows}))
     check_floating(_NAME, input=input, linear_weight=linear_weight)
     k = k if type(k) in (int, torch.SymInt) else integer(k, "k", _NAME)
-    threads = None if num_threads is None else thread_count(num_threads, _NAME)
+    threads = threads_of(num_threads, _NAME)
     numbers = (
         real_number(1.0 if isinstance(temperature, torch.Tensor) else temperature, "temperature", _NAME),
         real_number(logit_scale, "logit_scale", _NAME),
