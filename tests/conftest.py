@@ -57,6 +57,7 @@ largest_errors: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
 #: Paths of tests that need an optional package. If the package is not installed, they are not collected.
 ABOUT_ZARR = (
     "tests/cli/test_apply_zarr.py",
+    "tests/cli/test_apply_zarr_losses.py",
     "tests/cli/test_score_zarr.py",
     "tests/support/zarr_files.py",
     "ascend_grad/cli/apply_zarr.py",

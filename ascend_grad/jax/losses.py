@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -52,7 +53,7 @@ class Settings(NamedTuple):
     @property
     def saved(self) -> tuple[str, ...]:
         """Return the statistics that the gradient of the outputs of a layer's loss is computed from."""
-        return () if self.operator == "cross_entropy" else statistics_for_backward(self.outputs, dict(self.attributes))
+        return () if self.operator == "cross_entropy" else statistics_for_backward(self.outputs)
 
 
 def accumulator(input: jax.Array) -> np.dtype:
@@ -203,11 +204,11 @@ def loss(operator: str, values: dict[str, Any]) -> Any:
     leading = rows if "weight" in arrays and len(rows) != 1 else None
     shape_of_targets = arrays["target"].shape
     if leading is not None:  # the compiled function has one dimension of rows
-        input = arrays["input"] = input.reshape(-1, input.shape[-1])
-        for name in ("target", *_OF_ROWS):
+        rows = (math.prod(leading),)
+        for name in ("input", "target", *_OF_ROWS):
             if name in arrays and arrays[name].ndim >= len(leading):
-                arrays[name] = arrays[name].reshape(-1, *arrays[name].shape[len(leading) :])
-        rows = rows_of(input, axis)
+                arrays[name] = arrays[name].reshape(*rows, *arrays[name].shape[len(leading) :])
+        input = arrays["input"]
     for name in _NUMBERS_OR_ROWS:
         if name in arrays and not arrays[name].ndim:  # one number holds for all rows
             arrays[name] = jnp.broadcast_to(arrays[name], rows).astype(accumulator(input))

@@ -201,24 +201,13 @@ OUTPUTS = {
 
 #: Arguments with upstream gradients of outputs.
 OUTPUT_GRADIENTS = tuple(f"grad_{name}" for name, output in OUTPUTS.items() if output.has_gradient)
-#: Arguments of the losses that add terms of the entropy to the gradients, unless they are None or 0.
-ENTROPY_TERMS = ("grad_entropy",)
 
 
-def has_entropy_terms(arguments: Mapping[str, Any]) -> bool:
-    """Return whether gradients have terms of the entropy, so that they are computed from the entropy of each row."""
-    given = [arguments.get(name) for name in ENTROPY_TERMS]
-    return any(each is not None and not (isinstance(each, (int, float)) and each == 0) for each in given)
-
-
-def statistics_for_backward(outputs: Collection[str], options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the outputs that `linear_cross_entropy_backward` takes for the gradients of the outputs, if it needs any.
-
-    `options` are those of the loss by name. Defaults may be missing.
-    """
+def statistics_for_backward(outputs: Collection[str]) -> tuple[str, ...]:
+    """Return the outputs that `linear_cross_entropy_backward` needs for the gradients of these outputs."""
     if not any(OUTPUTS[name].has_gradient for name in outputs):
         return ()
-    return ("lse", "entropy") if "entropy" in outputs or has_entropy_terms(options) else ("lse",)
+    return ("lse", "entropy") if "entropy" in outputs else ("lse",)
 
 
 def is_zero(probabilities: object) -> bool:

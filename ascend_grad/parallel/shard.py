@@ -24,7 +24,7 @@ from ..arguments import MAX_INDEX, integer, shown, thread_count
 from ..backends.ascend import limits
 from ..backends.loss_reference import square_scale
 from ..errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
-from ..operators.options import OUTPUT_GRADIENTS, OUTPUTS, has_entropy_terms
+from ..operators.options import OUTPUT_GRADIENTS, OUTPUTS
 from ..operators.ranks import ARGUMENTS_OF_PARTS, OF_ENTRIES, OF_ROWS, SETTINGS, WITHOUT_ARGUMENT, given_over_ranks
 from ..operators.results import LinearCrossEntropyGradients, loss_result, number
 from .agreement import Attempt, check_agreement
@@ -347,7 +347,7 @@ class Shard:
         """Describe the problem, and choose how the gradients of row chunks are added."""
         if self._denominators[0] == 0 or (square_scale(self._a) and self._denominators[1] == 0):
             self._denominators[...] = 0  # the mean is NaN, and has no gradient
-        needs_entropy = "entropy" in self._a["outputs"] or has_entropy_terms(self._a | self._vectors)
+        needs_entropy = "entropy" in self._a["outputs"] or "grad_entropy" in self._vectors
         options = {
             **{name: self._a[name] for name in ARGUMENTS_OF_PARTS},
             "grad_loss": self._a["grad_loss"] if isinstance(self._a["grad_loss"], float) else None,

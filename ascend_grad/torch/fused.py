@@ -11,7 +11,7 @@ from torch.autograd import Function
 
 import ascend_grad as ag
 
-from ..arguments import integer, pair_of_truth_values, real_number, thread_count, truth_value
+from ..arguments import integer, pair_of_truth_values, real_number, truth_value
 from ..operators.results import OnlineMaxSum
 from ..operators.signatures import documented
 from .operators import (
@@ -24,7 +24,7 @@ from .operators import (
     register_gradient,
     without_none,
 )
-from .tensors import TENSORS, are_plain, check_tensors, detached
+from .tensors import TENSORS, are_plain, check_tensors, detached, threads_of
 
 _STATISTICS = "fused_linear_online_max_sum"
 _LOSS = "fused_cross_entropy_loss_with_max_sum"
@@ -131,10 +131,6 @@ register_flops(_STATISTICS, _statistics_flops)
 register_flops(_GRADIENT, _gradient_flops)
 
 
-def _threads(num_threads: object, operator: str) -> int | None:
-    return None if num_threads is None else thread_count(num_threads, operator)
-
-
 def _number(value: float, name: str, operator: str) -> float:
     return value if type(value) is float else real_number(value, name, operator)
 
@@ -180,7 +176,7 @@ def fused_linear_online_max_sum(
     ]
     return_logits = truth_value(return_logits, "return_logits", _STATISTICS)
     logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits = apply(
-        _FUNCTIONS[_STATISTICS], input, weight, target, *bounds, return_logits, _threads(num_threads, _STATISTICS)
+        _FUNCTIONS[_STATISTICS], input, weight, target, *bounds, return_logits, threads_of(num_threads, _STATISTICS)
     )
     return OnlineMaxSum(
         logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits if return_logits else None
@@ -222,7 +218,7 @@ def fused_cross_entropy_loss_with_max_sum(
     label_smoothing = _number(label_smoothing, "label_smoothing", _LOSS)
     statistics = logits_max, sum_exp_logits, predicted_logits
     loss, softmax = apply(
-        _FUNCTIONS[_LOSS], *statistics, label_smoothing, vocab_parallel_logits, _threads(num_threads, _LOSS)
+        _FUNCTIONS[_LOSS], *statistics, label_smoothing, vocab_parallel_logits, threads_of(num_threads, _LOSS)
     )
     return loss, None if vocab_parallel_logits is None else softmax
 
@@ -297,7 +293,7 @@ def fused_linear_cross_entropy_loss_grad(
         wanted,
         workspace_bytes,
         _number(filter_eps, "filter_eps", _GRADIENT),
-        _threads(num_threads, _GRADIENT),
+        threads_of(num_threads, _GRADIENT),
     )
     input_grad, weight_grad = (each if is_wanted else None for each, is_wanted in zip(gradients, wanted))
     return input_grad, weight_grad

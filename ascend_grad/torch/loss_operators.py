@@ -15,7 +15,7 @@ import torch
 
 import ascend_grad as ag
 
-from ..arguments import MAX_INDEX, integer, real_number, shown, thread_count
+from ..arguments import MAX_INDEX, integer, real_number, shown
 from ..errors import ParamInvalidError, ParamTypeError
 from ..operators.options import (
     NUMBER,
@@ -39,7 +39,7 @@ from .operators import (
     traced_number,
     without_none,
 )
-from .tensors import are_plain, detached, optional
+from .tensors import are_plain, detached, optional, threads_of
 
 #: The arguments of a registered loss by name, in the order of its schema.
 Problem: TypeAlias = dict[str, Any]
@@ -183,7 +183,7 @@ def checked_integers(operator: str, ignore_index: object, num_threads: object) -
     if not -MAX_INDEX - 1 <= ignored <= MAX_INDEX:
         expected = "an int of 64 bits"
         raise ParamInvalidError(f"ignore_index: expected {expected}, got {shown(ignored)}", operator=operator)
-    return ignored, None if num_threads is None else thread_count(num_threads, operator)
+    return ignored, threads_of(num_threads, operator)
 
 
 def check_reduction(operator: str, reduction: object) -> None:

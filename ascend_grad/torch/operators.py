@@ -178,9 +178,7 @@ def rowwise(name: str, *arguments: Any) -> torch.Tensor:
     if not are_plain(arguments):
         setting = traced_number(setting, "scale", name)[None] if isinstance(setting, float) else setting
         return getattr(torch.ops.ascend_grad, name)(*tensors, setting, num_threads)
-    setting = setting.item() if isinstance(setting, torch.Tensor) else setting
-    tensors = [each.detach() if each.requires_grad else each for each in tensors]
-    return getattr(ag, name)(*tensors, setting, num_threads=num_threads)
+    return _rowwise(name, *arguments)
 
 
 # -- what linear operators and losses share --

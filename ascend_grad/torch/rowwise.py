@@ -13,11 +13,11 @@ from torch.autograd import Function
 
 import ascend_grad as ag
 
-from ..arguments import real_number, shown, thread_count, truth_value
+from ..arguments import real_number, shown, truth_value
 from ..errors import AscendGradError, ParamInvalidError, ParamTypeError, rename
 from ..operators.signatures import documented
 from .operators import apply, is_traced, register_gradient, rowwise, traced_number
-from .tensors import TENSORS, check_floating, check_tensors
+from .tensors import TENSORS, check_floating, check_tensors, threads_of
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -100,14 +100,10 @@ def _along(
             raise TypeError(f"{operator}() got dim and axis, which are two names of one argument")
         dim = axis
     try:
-        return apply(function, *tensors, dim, _threads(operator, num_threads))
+        return apply(function, *tensors, dim, threads_of(num_threads, operator))
     except AscendGradError as error:
         rename(error, operator, {"axis": "dim"})
         raise
-
-
-def _threads(operator: str, num_threads: object) -> int | None:
-    return None if num_threads is None else thread_count(num_threads, operator)
 
 
 def _converted(operator: str, input: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
@@ -211,7 +207,7 @@ def scaled_masked_softmax(
     name = "scaled_masked_softmax"
     check_tensors(name, x=x, mask=mask)
     check_floating(name, x=x)
-    return apply(_ScaledMaskedSoftmax, x, mask, _scale_of(name, scale, fix_triu_mask), _threads(name, num_threads))
+    return apply(_ScaledMaskedSoftmax, x, mask, _scale_of(name, scale, fix_triu_mask), threads_of(num_threads, name))
 
 
 def _scale_of(operator: str, scale: Any, fix_triu_mask: object) -> Any:
@@ -310,5 +306,5 @@ def scaled_masked_softmax_backward(
     """
     name = "scaled_masked_softmax_backward"
     check_tensors(name, grad_output=grad_output, y=y, mask=mask)
-    settings = _scale_of(name, scale, fix_triu_mask), _threads(name, num_threads)
+    settings = _scale_of(name, scale, fix_triu_mask), threads_of(num_threads, name)
     return apply(_ScaledMaskedSoftmaxBackward, grad_output, y, mask, *settings)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..arguments import shown
+from ..arguments import shown, thread_count
 from ..errors import BackendUnavailableError, ParamTypeError
 from ..operators.signatures import Words
 
@@ -84,6 +84,11 @@ def check_floating(operator: str, **tensors: torch.Tensor) -> None:
             expected = "dtype float32, float16, bfloat16 or float64"
             got = f"{str(tensor.dtype).removeprefix('torch.')} ({name}.float() converts it)"
             raise ParamTypeError(f"{name}: expected {expected}, got {got}", operator=operator)
+
+
+def threads_of(num_threads: object, operator: str) -> int | None:
+    """Check a number of threads. None is the default."""
+    return None if num_threads is None else thread_count(num_threads, operator)
 
 
 def refuse_jit_trace(operator: str) -> None:

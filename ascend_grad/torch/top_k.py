@@ -9,14 +9,14 @@ import torch
 
 import ascend_grad as ag
 
-from ..arguments import integer, real_number, thread_count
+from ..arguments import integer, real_number
 from ..errors import AscendGradError, rename
 from ..operators.results import LinearTopK
 from ..operators.signatures import documented
 from ..operators.table import LINEAR_TOP_K
 from .linear import linear_cross_entropy
 from .operators import accumulator, linear_flops, one_after_another, register, register_flops
-from .tensors import TENSORS, check_floating, check_tensors, detached, optional
+from .tensors import TENSORS, check_floating, check_tensors, detached, optional, threads_of
 
 _NAME = LINEAR_TOP_K.name
 _NAMES = {"weight": "linear_weight", "bias": "linear_bias"}
@@ -75,8 +75,8 @@ def linear_top_k(
 ) -> LinearTopK[torch.Tensor]:
     """Compute the k largest log-probabilities of a linear layer for each row, without storing all logits.
 
-    It is `ascend_grad.linear_top_k` for tensors. The log-probabilities have a gradient, for which they are computed a
-    second time, as those of given targets.
+    It is `ascend_grad.linear_top_k` for tensors. The log-probabilities have a gradient. If a tensor requires it, they
+    are computed a second time, by `linear_cross_entropy` with the indices as targets.
 
     Parameters
     ----------
@@ -97,12 +97,13 @@ def linear_top_k(
     tensor([[0.5000, 0.2500, 0.1250]])
     """
     tensors = {"input": input, "linear_weight": linear_weight}
-    tensors |= {} if linear_bias is None else {"linear_bias": linear_bias}
+    if linear_bias is not None:
+        tensors["linear_bias"] = linear_bias
     of_rows = temperature if isinstance(temperature, torch.Tensor) else None
     check_tensors(_NAME, **tensors, **({} if of_rows is None else {"temperature": of_rows}))
     check_floating(_NAME, input=input, linear_weight=linear_weight)
     k = k if type(k) in (int, torch.SymInt) else integer(k, "k", _NAME)
-    threads = None if num_threads is None else thread_count(num_threads, _NAME)
+    threads = threads_of(num_threads, _NAME)
     numbers = (
         real_number(1.0 if isinstance(temperature, torch.Tensor) else temperature, "temperature", _NAME),
         real_number(logit_scale, "logit_scale", _NAME),

@@ -347,7 +347,7 @@ cdef object integer_between(Call call, int slot, object low, object high):
         index = call.values[slot] = arguments.integer(index, name, call.operator.name)
     if not low <= index <= high:
         expected = f"an int in [{low}, {high}]"
-        if low < -arguments.MAX_INDEX:  # the bounds are those of the type
+        if low < -arguments.MAX_INDEX:  # every int64 is allowed
             expected = "an int of 64 bits"
         elif high > arguments.MAX_INDEX // 2:
             expected = f"an int of at least {low}" if index < low else f"an int of at most {high}"

@@ -229,7 +229,6 @@ def prepared(Operator operator not None, list values not None, out, backend, num
     cdef list reasons = []
     cdef str name = select(call, request, reasons)
     variant, plan, count = _cpu_backend.description(call, threads) if name == "cpu" else (None, None, None)
-    # A device that was not asked for is not looked for.
     cdef Device device
     details = None
     for device in _devices:

@@ -206,7 +206,8 @@ def test_vectors_of_targets_and_masks_may_be_numpys(operator, own, library):
             for name, value in problem.arguments.items()
         }
         for result, right in zip(function(**arguments), expected, strict=True):
-            assert type(result) is (own if ours else np.ndarray)
+            is_number = isinstance(right, np.generic)
+            assert type(result) is (own if ours else type(right) if is_number else np.ndarray)
             assert_identical(getattr(result, "array", result), right)
     (other,) = (kind for kind in LIBRARIES.values() if kind is not own)
     for name in problem.arrays:

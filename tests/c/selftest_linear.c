@@ -170,7 +170,7 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
     for (int run = 0; run < 3; run++) {
         const int parts = run == 1;
         b.gradient.is_general = run == 2, b.gradient.filter_eps = 0;
-        b.rows = of_rows, b.targets = (ag_loss_targets){1, entries, ones};
+        b.rows = of_rows, b.targets = (ag_loss_targets){1, entries, ones, NULL};
         b.input_grad.data = reals(k, zero, all * hidden), b.weight_grad.data = reals(k, zero, vocab * hidden);
         b.input_grad.compensation = b.weight_grad.compensation = 0;
         b.input_grad.row_stride = b.weight_grad.row_stride = hidden * k->acc_size;

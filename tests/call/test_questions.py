@@ -17,7 +17,7 @@ def test_questions_take_arguments_as_calls_do():
         with pytest.raises(TypeError, match=r"^softmax: missing a required argument"):
             question("softmax")
         with pytest.raises(TypeError, match=r"^softmax: got an unexpected keyword argument"):
-            question("softmax", X, axis=0)
+            question("softmax", X, axes=0)
         for name in ("softmin", None, ["softmax"]):
             message = f"^{question.__name__}: op_name: expected one of softmax_backward, "
             with pytest.raises(ag.ParamInvalidError, match=message):

@@ -176,7 +176,7 @@ def test_other_formats(name, capsys):
         (np.zeros((2, 3), "i4"), np.zeros((2, 3), "i4"), (), "grad_output: expected dtype float32"),
         (np.zeros((2, 3), "f4"), np.zeros((2, 3), "f8"), (), "output: expected dtype float32"),
         (np.zeros((2, 3), "f4"), np.zeros((3, 2), "f4"), (), "output: expected shape (2, 3)"),
-        (np.zeros((2, 3), "f4"), np.zeros((2, 3), "f4"), ("--dim", "2"), "dim: expected a value in [-2, 1]"),
+        (np.zeros((2, 3), "f4"), np.zeros((2, 3), "f4"), ("--dim", "2"), "axis: expected a value in [-2, 1]"),
         (np.zeros((2, 3), "f4"), np.zeros((2, 3), "f4"), ("--threads", "0"), "num_threads: expected"),
         (np.zeros((2, 3), "f4"), np.zeros((2, 3), "f4"), ("--backend", "npu"), "backend 'npu'"),
         (np.zeros((2, 3), "f4"), np.zeros((2, 3), "f4"), ("--dtype", "bfloat16"), "int16 or uint16, not float32"),

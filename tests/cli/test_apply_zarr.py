@@ -301,7 +301,7 @@ def test_inputs_that_have_changed_since(interrupted, capsys):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--dim", "0"), "was begun with dim -1, not 0"),
+        (("--dim", "0"), "was begun with axis -1, not 0"),
         (("--out-dtype", "float64"), 'was begun with out-dtype null, not "float64"'),
         (("--backend", "reference"), 'was begun with backend null, not "reference"'),
         (("--input", "moved"), "was begun with inputs"),
@@ -317,7 +317,7 @@ def test_other_options_are_refused(interrupted, options, text, capsys):
 
 def test_a_complete_result_of_other_options(complete, capsys):
     command, _ = complete
-    text = "out: was begun with dim -1, not 0; name another result, or remove this one"
+    text = "out: was begun with axis -1, not 0; name another result, or remove this one"
     assert refused(capsys, *command[1:], "--dim", "0") == text
 
 
@@ -683,7 +683,6 @@ def test_linear_operators_take_files_alone(capsys):
         ("members", "members: expected a Zarr array, got a group; name one of its arrays: members/a, members/b/c"),
         ("damaged", "damaged: not a Zarr array that can be used: "),
         ("raw", "raw: elements of 2 raw bytes; if this is bfloat16, add --dtype bfloat16"),
-        ("integers", "softmax: input: expected dtype float32"),
         ("text", "softmax: input: expected dtype float32"),
     ],
 )
@@ -693,7 +692,6 @@ def test_what_cannot_be_an_input(name, text, capsys):
     save_zarr("members/a", np.zeros(3), (2,))
     save_zarr("members/b/c", np.zeros(3), (2,))
     save_zarr("raw", np.zeros(3, BFLOAT16), (2,))
-    save_zarr("integers", np.zeros(3, int), (2,))
     save_zarr("text", np.zeros(3, "S3"), (2,))
     save_zarr("damaged", np.zeros(3), (2,))
     Path("damaged/zarr.json").write_text("{")
@@ -715,7 +713,7 @@ def test_what_does_not_go_together(order, capsys):
     ("options", "text"),
     [
         (("-o", "out.npy"), "out.npy: ends in .npy, but the result of Zarr arrays is a Zarr array"),
-        (("-o", "out", "--dim", "1"), "dim: expected a value in [-1, 0], got 1"),
+        (("-o", "out", "--dim", "1"), "axis: expected a value in [-1, 0], got 1"),
         (
             ("-o", "out", "--dtype", "bfloat16"),
             "int16 or uint16, not float64",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import zarr
 from files import refused
 from samples import generator
 
@@ -11,8 +12,6 @@ import ascend_grad as ag
 from ascend_grad.cli import apply_zarr
 from ascend_grad.cli.main import main
 
-zarr = pytest.importorskip("zarr")
-pytest.importorskip("dask.array")
 pytestmark = pytest.mark.usefixtures("here")
 
 

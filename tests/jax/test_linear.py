@@ -258,6 +258,13 @@ def test_large_problems_on_several_threads():
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 0), (0, 3, 4), (2, 0, 4)], ids=str)
+def test_leading_dimensions_without_elements(shape):
+    h, w, t = jnp.zeros(shape), jnp.zeros((5, shape[-1])), jnp.zeros(shape[:-1], jnp.int32)
+    loss = agj.linear_cross_entropy(h, w, t, reduction="none")
+    np.testing.assert_allclose(np.asarray(loss), np.full(shape[:-1], np.log(5)))
+
+
 def test_leading_dimensions():
     rng = np.random.default_rng(3)
     x, w, t = jnp.asarray(rng.normal(size=(2, 3, 4))), jnp.asarray(rng.normal(size=(5, 4))), jnp.arange(6) % 5

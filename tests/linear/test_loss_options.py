@@ -421,7 +421,7 @@ FAULTS = [
     ("denominator", -1, INVALID, "a positive finite number"),
     ("logit_scale", np.nan, INVALID, "a finite number"),
     ("softcap", 0.0, INVALID, "a positive finite number"),
-    ("vocab_start_index", 2**63 - 5, INVALID, f"an int in [0, {2**63 - 6}]"),
+    ("vocab_start_index", 2**63 - 5, INVALID, f"an int of at most {2**63 - 6}"),
     ("outputs", ("lse", "loss"), INVALID, "a tuple of names among"),
     ("outputs", ("lse", "lse"), INVALID, "different names"),
     ("outputs", "lse", TYPE, "a tuple of names among"),

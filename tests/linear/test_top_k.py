@@ -368,7 +368,7 @@ def test_the_least_workspace():
     assert least > 4 << 20
     error = outcome(ag.linear_top_k, x, w, 3, workspace_bytes=least - 1)
     assert type(error) is INVALID
-    assert str(error).startswith(f"{TOP_K}: workspace_bytes: expected an int in [{least}, ")
+    assert str(error).startswith(f"{TOP_K}: workspace_bytes: expected an int of at least {least}, ")
     assert ag.workspace_size(TOP_K, x, w, 3, workspace_bytes=least) >= least
 
 
@@ -396,9 +396,9 @@ def test_the_result_is_a_named_tuple(backend):
     [
         ("input", {"None": None}, NULL),
         ("weight", {"None": None}, NULL),
-        ("input", {"integers": np.ones((3, 4), int), "text": "x"}, TYPE),
+        ("input", {"text": "x", "complex": np.ones((3, 4), complex)}, TYPE),
         ("weight", {"another dtype": np.ones((5, 4))}, TYPE),
-        ("input", {"one axis": np.ones(4, np.float32)}, INVALID),
+        ("input", {"a number": np.float32(1)}, INVALID),
         ("weight", {"other features": np.ones((5, 3), np.float32), "no rows": np.ones((0, 4), np.float32)}, INVALID),
         ("k", {"zero": 0, "negative": -1, "beyond V": 6, "large": 2**70, "one too large": np.int64(6)}, INVALID),
         ("k", NOT_AN_INT, TYPE),
@@ -427,7 +427,7 @@ def test_at_most_128(backend):
     x, w = np.ones((2, 3), np.float32), np.ones((500, 3), np.float32)
     assert ag.linear_top_k(x, w, 128, backend=backend).index.shape == (2, 128)
     error = outcome(ag.linear_top_k, x, w, 129, backend=backend)
-    assert str(error).startswith(f"{TOP_K}: k: expected an int in [1, 128], got 129 ")
+    assert str(error) == f"{TOP_K}: k: expected at most 128, and at most V = 500, got 129"
 
 
 def test_a_device_does_not_have_the_operator(device):

@@ -32,8 +32,8 @@ class Break:
 BREAKS = {
     "arguments of a gradient swapped": Break(
         "pyx/ascend/_aclnn.pyx",
-        "grad_output.handle, output.handle, axis, out.handle",
-        "output.handle, grad_output.handle, axis, out.handle",
+        "grad_output.handle, output.handle, dim, out.handle",
+        "output.handle, grad_output.handle, dim, out.handle",
         "wrong result of log_softmax_backward",
     ),
     "largest logit and sum swapped": Break(

@@ -66,7 +66,7 @@ def test_installations_without_a_usable_device(name, reason, warned, run_script)
 
 def test_no_installation(run_script):
     result = run_script(
-        PROBE + "print(ag.explain('softmax', x).details)",
+        PROBE + "\n    print(ag.explain('softmax', x).details)",
         ASCEND_HOME_PATH="",
         ASCEND_TOOLKIT_HOME="",
         LD_LIBRARY_PATH="",

@@ -818,7 +818,9 @@ GOOD: dict[str, Any] = {"input": np.ones((2, 3), np.float32), "target": np.array
 FAULTS = (
     ("input", None, "ParamNullptrError"),
     ("target", None, "ParamNullptrError"),
+    ("input", np.ones((2, 3), complex), "ParamTypeError"),
     ("target", np.zeros(2), "ParamTypeError"),
+    ("target", np.zeros(2, bool), "ParamTypeError"),
     ("axis", 2, "ParamInvalidError"),
     ("target", np.zeros(3, int), "ParamInvalidError"),
     ("target", np.zeros((2, 1), int), "ParamInvalidError"),

@@ -7,6 +7,7 @@ decides which error is raised. Faults that do not depend on the call come from t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,7 +30,7 @@ from faults import (
 )
 from fuzzed_arrays import NUMPY, Draw
 from fuzzed_calls import MIXES, Sample, first_array, result_shapes
-from linear_samples import GRADIENT, STATISTICS, TOP_K
+from linear_samples import GRADIENT, STATISTICS, TOP_K, WHOLE
 from producers import Own
 from samples import DTYPES, MASKED
 
@@ -86,6 +87,12 @@ def other_shape(draw: Draw, array: np.ndarray) -> np.ndarray:
 def misfit(sample: Sample, arrays: dict[str, np.ndarray]) -> str | None:
     """Return the first array of a linear operator whose shape disagrees with earlier ones, or None if all fit."""
     sizes: dict[str, int] = {}
+    if sample.operator in (WHOLE, TOP_K) and arrays["input"].ndim not in (0, 2):  # several dimensions of rows, or none
+        *rows, features = arrays["input"].shape
+        if "target" in arrays and arrays["target"].shape != tuple(rows):
+            return "target"
+        merged = {name: arrays[name].reshape(math.prod(rows)) for name in ("target",) if name in arrays}
+        arrays = arrays | merged | {"input": arrays["input"].reshape(math.prod(rows), features)}
     order = [name for name in linear_faults.arrays_of(sample.case) if name in arrays]
     for name in order:
         dims, shape = linear_faults.DIMS[name], arrays[name].shape

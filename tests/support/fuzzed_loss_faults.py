@@ -146,7 +146,8 @@ def _dtypes(draw: Draw, sample: Sample) -> Iterator[Fault]:
 def _shapes(draw: Draw, sample: Sample) -> Iterator[Fault]:
     if sample.case != "rows":
         if "target" in sample.arrays:
-            yield Fault("shape", "input", "one axis more", lambda x: x[None], INVALID, "target")
+            # The targets of the same call may be given one axis more.
+            yield Fault("shape", "input", "two axes more", lambda x: x[None, None], INVALID, "target")
         yield Fault("shape", "weight", "one axis less", lambda x: np.zeros(x.shape[1:], x.dtype), INVALID, "weight")
         width = sample.arrays["weight"].shape[1] + draw.choice((1, 3))
         yield Fault("shape", "weight", "features", lambda x: np.zeros((len(x), width), x.dtype), INVALID, "weight")

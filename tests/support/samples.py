@@ -243,7 +243,10 @@ def assert_identical(got: np.ndarray, expected: np.ndarray) -> None:
 
 
 def assert_fresh(result: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Check that a result is an ordinary array that the library allocated."""
+    """Check that a result is an ordinary array that the library allocated, or a loss that is one number."""
+    if isinstance(result, np.generic):
+        assert (shape, result.dtype) == ((), dtype)
+        return
     assert type(result) is np.ndarray
     assert result.shape == shape
     assert result.dtype == dtype

@@ -296,7 +296,7 @@ def test_errors():
         (
             lambda: agt.fused_linear_cross_entropy_loss_grad(*rest, 0.0, *statistics[:2], workspace_bytes=1),
             ag.ParamInvalidError,
-            "workspace_bytes: expected an int in",
+            "workspace_bytes: expected an int of at least",
         ),
         (
             lambda: agt.fused_linear_cross_entropy_loss_grad(*rest[:4], rest[4] + V, 0.0, *statistics[:2]),
@@ -457,9 +457,9 @@ def operators_and_arguments() -> dict[str, tuple]:
         "fused_cross_entropy_loss_with_max_sum of logits": (*statistics[:3], 0.0, logits, None),
         "fused_linear_cross_entropy_loss_grad": (*given, *statistics[:2], None, [True, True], None, 0.0, None),
         "fused_linear_cross_entropy_loss_grad stored": (*given, None, None, softmax, [False, True], None, 0.0, None),
-        "softmax_backward": (g, y, 1),
-        "log_softmax_backward": (g, y, 2),
-        "scaled_masked_softmax_backward": (g, y, mask, 0.5),
+        "softmax_backward": (g, y, 1, None),
+        "log_softmax_backward": (g, y, 2, None),
+        "scaled_masked_softmax_backward": (g, y, mask, torch.tensor([0.5], dtype=torch.float64), None),
     }
 
 
@@ -481,7 +481,8 @@ def test_registered_operators_on_a_device(name: str, device):
 @pytest.mark.usefixtures("torch_npu")
 @pytest.mark.parametrize("name", ["softmax_backward", "log_softmax_backward", "scaled_masked_softmax_backward"])
 def test_gradients_of_backward_functions_on_a_device(name: str):
-    g, y, *rest = operators_and_arguments()[name]
+    g, y, *rest, setting, _ = operators_and_arguments()[name]
+    rest.append(setting.item() if isinstance(setting, torch.Tensor) else setting)
     function = getattr(agt, name)
     # The double of torch_npu has no threads of autograd.
     with torch.autograd.set_multithreading_enabled(torch_npu_real.IS_INSTALLED):

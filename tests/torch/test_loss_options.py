@@ -123,7 +123,7 @@ def test_all_options_in_every_dtype(reduction: str, dtype: torch.dtype):
 @pytest.mark.parametrize("prob", [0, "probabilities"])
 @pytest.mark.parametrize("of_logits", [False, True])
 def test_log_probabilities_of_several_targets(of_logits: bool, prob: object, reduction: str):
-    """Both losses return K log-probabilities of each row with their gradients, those of the formula."""
+    """Compare K log-probabilities of each row, and their gradients, with the formula, for both losses."""
     x, w, bias, _ = problem()
     target = torch.randint(0, C, (N, 3))
     target[1, :2] = -100
