@@ -29,7 +29,7 @@ except ImportError as error:
 from . import npu
 from ._version import __version__
 from .backends import backends
-from .dispatch import use_backend
+from .context_choice import use_backend
 from .errors import (
     AclError,
     AscendGradError,

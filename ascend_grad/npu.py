@@ -21,7 +21,7 @@ from ._array_types import array_type
 from .arguments import MAX_RANK, converted_by_numpy, integer, shown, truth_value
 from .backends.ascend import determinism, runtime, session, threads, torch_npu
 from .backends.ascend.array import DeviceArray
-from .dispatch import ContextChoice
+from .context_choice import ContextChoice
 from .errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
 
 __all__ = [

@@ -49,7 +49,7 @@ def as_dask_arrays(values: dict[str, Any], names: Iterable[str], operator: Opera
     """Return the named arguments as dask arrays; the first one that is None raises the operator's error for it."""
     given = {name: values[name] for name in names if values[name] is not None}
     if any(values[name] is None for name in operator.array_names):
-        validated(operator, values | dict.fromkeys(given, stand_in((), np.dtype(np.float32))), None)
+        validated(operator, values | dict.fromkeys(given, placeholder((), np.dtype(np.float32))), None)
     return {name: as_dask(value, name, operator) for name, value in given.items()}
 
 
@@ -120,7 +120,7 @@ def check_one_chunk(array: da.Array, axis: int, name: str, operator: Operator) -
         raise ParamInvalidError(message, operator=operator.name)
 
 
-def stand_in(shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
+def placeholder(shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
     """Return an array that an operator's checks can read instead of an array that is not computed yet.
 
     Its elements are values that operators take: 0 for integers, otherwise 1.
@@ -129,7 +129,7 @@ def stand_in(shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
 
 
 def validated(operator: Operator, values: dict[str, Any], num_threads: int | None) -> Call:
-    """Check the call that all blocks together make, with stand-ins for its arrays, and return it."""
+    """Check the call that all blocks together make, with placeholders for its arrays, and return it."""
     call, _, _ = prepared(operator, [values[name] for name in operator.parameters], None, "cpu", num_threads)
     return call
 

@@ -18,7 +18,7 @@ from ..arguments import MAX_INDEX
 from ..operators.options import NUMBER_OR_PER_ROW, OPTIONS, OUTPUTS, PER_CLASS, PER_ROW, PER_TARGET, is_zero
 from ..operators.results import loss_result
 from . import tasks
-from .arrays import as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in, validated
+from .arrays import as_dask_arrays, backend_of_blocks, check_one_chunk, placeholder, validated
 
 #: Arguments of the vocabulary, which all tasks hold. The other arrays have a number, or a row, for each row.
 _WHOLE = ("weight", *(option.name for option in OPTIONS.values() if option.kind == PER_CLASS))
@@ -78,7 +78,7 @@ def row_blocks(operator: Operator, values: dict[str, Any], num_threads: int | No
     arrays = as_dask_arrays(values, given, operator)
     if "target" in arrays:
         arrays["target"] = _as_classes(arrays["target"])
-    call = validated(operator, values | _stand_ins(operator, arrays), num_threads)
+    call = validated(operator, values | _placeholders(operator, arrays), num_threads)
     axis = call.arguments.get("axis", max(arrays["input"].ndim - 1, 0))
     if arrays["input"].ndim:
         check_one_chunk(arrays["input"], axis, "input", operator)
@@ -105,8 +105,8 @@ def _is_array(values: dict[str, Any], name: str) -> bool:
     return isinstance(value, (list, tuple)) or is_one_row or bool(getattr(value, "shape", ()))
 
 
-def _stand_ins(operator: Operator, arrays: dict[str, da.Array]) -> dict[str, NDArray]:
-    """Return stand-ins for arrays, whose values are checked later: 1, or 0 for integers.
+def _placeholders(operator: Operator, arrays: dict[str, da.Array]) -> dict[str, NDArray]:
+    """Return placeholders for arrays, whose values are checked later: 1, or 0 for integers.
 
     If the numbers of rows of a layer's arrays agree, these have no rows, as the vocabulary may not have the target 0.
     """
@@ -117,7 +117,7 @@ def _stand_ins(operator: Operator, arrays: dict[str, da.Array]) -> dict[str, NDA
         if name not in ("input", *_WHOLE):
             agree = agree and array.shape == (rows + several if name in ("target", "target_prob") else rows)
     return {
-        name: stand_in((0, *array.shape[1:]) if agree and name not in _WHOLE else array.shape, array.dtype)
+        name: placeholder((0, *array.shape[1:]) if agree and name not in _WHOLE else array.shape, array.dtype)
         for name, array in arrays.items()
     }
 

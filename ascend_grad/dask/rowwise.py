@@ -16,7 +16,7 @@ from .._call import Operator
 from ..arguments import LAST, axis_named_dim
 from ..operators import table
 from ..operators.signatures import completed, with_options
-from .arrays import WORDS, as_dask_arrays, backend_of_blocks, check_one_chunk, stand_in, validated
+from .arrays import WORDS, as_dask_arrays, backend_of_blocks, check_one_chunk, placeholder, validated
 
 if TYPE_CHECKING:
     from ..option_types import BlockOptions
@@ -33,8 +33,8 @@ def blockwise(
 ) -> da.Array:
     """Return the result of a row-wise operator for these arguments by name, in another dtype if one is given."""
     arrays = as_dask_arrays(values, operator.array_names, operator)
-    stand_ins = {name: stand_in(array.shape, array.dtype) for name, array in arrays.items()}
-    call = validated(operator, values | stand_ins, num_threads)
+    placeholders = {name: placeholder(array.shape, array.dtype) for name, array in arrays.items()}
+    call = validated(operator, values | placeholders, num_threads)
     (result,) = call.specs
     assert result is not None
     rank = len(result.shape)

@@ -62,7 +62,7 @@ def as_classes(target: Any) -> Any:
     return target.astype(dtype)
 
 
-def _stand_in(array: jax.Array, value: int) -> np.ndarray:
+def _placeholder(array: jax.Array, value: int) -> np.ndarray:
     """Return an array of the same shape and dtype, with one value, in no memory."""
     # Random keys have a dtype that NumPy lacks.
     dtype: Any = array.dtype if isinstance(array.dtype, np.dtype) else np.dtype(object)
@@ -73,8 +73,8 @@ def _stand_in(array: jax.Array, value: int) -> np.ndarray:
 def check(operator: str, arrays: dict[str, jax.Array | None], **settings: object) -> tuple[dict[str, Any], int]:
     """Refuse arguments that the contract refuses: by shapes, dtypes and settings, which are known when JAX traces.
 
-    Return all arguments by name, converted, and the number of threads, 0 for the default. Their arrays are stand-ins.
-    The elements of arrays are not known. Stand-ins have elements that every contract takes: 1, and for targets
+    Return all arguments by name, converted, and the number of threads, 0 for the default. Their arrays are
+    placeholders, as elements are not known. Placeholders have elements that every operator takes: 1, and for targets
     `ignore_index`.
     """
     for name, value in settings.items():
@@ -83,6 +83,8 @@ def check(operator: str, arrays: dict[str, jax.Array | None], **settings: object
             raise ParamTypeError(f"{name}: expected {expected}, got a tracer", operator=operator)
     ignored = settings.get("ignore_index")
     element = {"target": int(ignored) if isinstance(ignored, (int, np.integer)) else 0}
-    stand_ins = {name: None if each is None else _stand_in(each, element.get(name, 1)) for name, each in arrays.items()}
-    call, num_threads, _ = bound_call(operator, (), {**stand_ins, **settings, "backend": "cpu"})
+    placeholders = {
+        name: None if each is None else _placeholder(each, element.get(name, 1)) for name, each in arrays.items()
+    }
+    call, num_threads, _ = bound_call(operator, (), {**placeholders, **settings, "backend": "cpu"})
     return call.arguments, num_threads

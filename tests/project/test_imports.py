@@ -58,7 +58,7 @@ LAYERS = (
     ("backends", "backends.base backends.cpu backends.loss_reference backends.reference"),
     ("the Ascend NPU", "backends.ascend"),
     ("the registry", "backends"),
-    ("the choice of a backend", "call/_dispatch dispatch"),
+    ("the choice of a backend", "call/_dispatch context_choice"),
     ("operators and questions", "option_types operators threads npu inspection"),
     ("what compiled modules import", "_compiled"),
     ("the public interface", "ascend_grad"),
