@@ -7,13 +7,18 @@ from typing import Any, Literal
 
 from numpy.typing import ArrayLike, NDArray
 
+from .._array_types import number
 from .._dispatch import run
 from ..arguments import LAST, axis_named_dim
 from . import table
 from .functions import fused_linear_cross_entropy_loss_grad, softmax_backward
 from .options import OUTPUTS
-from .results import LinearCrossEntropyGradients, LinearTopK, LossResult, loss_result, number
+from .results import LinearCrossEntropyGradients, LinearTopK, LossResult, class_of, loss_result
 from .signatures import Words, documented
+
+# The classes of results without outputs. Small calls make them without a call of `loss_result`.
+_ROWS_RESULT = class_of(("loss", "input_grad"))
+_LINEAR_RESULT = class_of(("loss", "input_grad", "weight_grad"))
 
 _OUTPUTS = table.CROSS_ENTROPY.slots["outputs"]
 
@@ -160,7 +165,7 @@ def cross_entropy(
     loss = results[0] if reduction == "none" else number(results[0])
     requested = values[_OUTPUTS]  # a tuple now
     if not requested:
-        return loss_result(("loss", "input_grad"), (loss, results[1]))
+        return tuple.__new__(_ROWS_RESULT, (loss, results[1]))
     by_name = dict(zip(OUTPUTS, results[2:]))
     return loss_result(("loss", "input_grad", *requested), (loss, results[1], *map(by_name.__getitem__, requested)))
 
@@ -296,7 +301,7 @@ def linear_cross_entropy(
     results = run(table.LINEAR_CROSS_ENTROPY, values, None, backend, num_threads)
     loss = results[0] if reduction == "none" else number(results[0])
     if bias is None and not outputs:
-        return loss_result(("loss", "input_grad", "weight_grad"), (loss, results[1], results[2]))
+        return tuple.__new__(_LINEAR_RESULT, (loss, results[1], results[2]))
     by_name = dict(zip(table.LINEAR_CROSS_ENTROPY.results, (loss, *results[1:])))
     names = ("loss", "input_grad", "weight_grad", *(("bias_grad",) if bias is not None else ()), *outputs)
     return loss_result(names, map(by_name.__getitem__, names))

@@ -11,7 +11,6 @@ from collections import namedtuple
 from collections.abc import Iterable
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 from .options import OUTPUTS
@@ -116,11 +115,6 @@ def class_of(names: tuple[str, ...]) -> type:
         # `torch.vmap` accepts only named tuples whose one base is tuple.
         _CLASSES[names] = LossResult.register(cls)
     return cls
-
-
-def number(array: Any) -> Any:
-    """Return the number in a NumPy array without dimensions, as NumPy's functions do. Other arrays stay as they are."""
-    return array[()] if type(array) is np.ndarray else array
 
 
 def loss_result(names: tuple[str, ...], values: Iterable[Any]) -> Any:

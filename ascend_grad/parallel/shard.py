@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import arrays
+from .._array_types import number
 from .._call import Call
 from .._dispatch import requested
 from .._linear_python import default_workspace_bytes
@@ -26,7 +27,7 @@ from ..backends.loss_reference import square_scale
 from ..errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
 from ..operators.options import OUTPUT_GRADIENTS, OUTPUTS
 from ..operators.ranks import ARGUMENTS_OF_PARTS, OF_ENTRIES, OF_ROWS, SETTINGS, WITHOUT_ARGUMENT, given_over_ranks
-from ..operators.results import LinearCrossEntropyGradients, loss_result, number
+from ..operators.results import LinearCrossEntropyGradients, loss_result
 from .agreement import Attempt, check_agreement
 from .chunking import Capacity, common_chunks, find_capacity, vocab_blocks
 from .communicators import Collectives

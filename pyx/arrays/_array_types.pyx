@@ -443,3 +443,10 @@ cdef object explain_of_jax(object value, str name, str operator):
 cdef int mark_written(object value) except -1:
     """Tell the library of an array that its elements change."""
     return array_type(value, "out", None).mark_written(value)
+
+
+def number(array):
+    """Return the number in a NumPy array without dimensions, as NumPy's functions do. Other arrays stay as they are."""
+    if not cnp.PyArray_CheckExact(array):
+        return array
+    return cnp.PyArray_ToScalar(cnp.PyArray_DATA(<cnp.ndarray>array), <cnp.ndarray>array)

@@ -205,8 +205,9 @@ cdef Problem top_k_problem(
     """Describe the problem without its results; `set_options` describes the last three arguments."""
     cdef Problem p = layer_of(input, weight)
     p.with_statistics, p.top_k = True, k
-    p.temperatures = vector_of(source, "temperature", held, with_values)
-    p.temperature, p.bias = one_number(source, "temperature"), vector_of(source, "bias", held, with_values)
+    temperature = option(source, "temperature")
+    p.temperatures, p.temperature = vector_of(temperature, held, with_values), one_number(temperature)
+    p.bias = vector_of(option(source, "bias"), held, with_values)
     p.transform.scale, p.transform.softcap = option(source, "logit_scale"), option(source, "softcap") or 0
     describe_top_k(&p)
     return p
@@ -266,7 +267,7 @@ cdef Loss loss_of(
     held += set_options(&x.o, target, source, with_values)
     x.with_bias_grad = bias_grad is not None
     x.p.filter_eps = option(source, "filter_eps")
-    x.bias = vector_of(source, "bias", held, with_values)
+    x.bias = vector_of(option(source, "bias"), held, with_values)
     return x
 
 
@@ -277,9 +278,11 @@ cdef Loss loss_of_call(Call call, list results, list held, bint with_values):
         option(call, "input"), option(call, "weight"), option(call, "target"), call, tuple(results[has_loss:has_loss + 3]),
         held, with_values
     )
-    x.lse, x.entropy = vector_of(call, "lse", held, with_values), vector_of(call, "entropy", held, with_values)
     if has_loss:
         set_results(&x.o, results)
+    else:
+        x.lse = vector_of(option(call, "lse"), held, with_values)
+        x.entropy = vector_of(option(call, "entropy"), held, with_values)
     describe_loss(&x)
     return x
 

@@ -3,7 +3,7 @@ cimport numpy as cnp
 from ascend_grad._loss_options cimport LossOptions
 
 cdef object option(object source, str name)
-cdef const double *vector_of(object source, str name, list held, bint with_values) except? NULL
-cdef double one_number(object source, str name) except? -1
+cdef const double *vector_of(object value, list held, bint with_values) except? NULL
+cdef double one_number(object value) except? -1
 cdef list set_options(LossOptions *o, cnp.ndarray target, object source, bint with_values)
 cdef void set_results(LossOptions *o, list results)

@@ -28,7 +28,26 @@ cdef tuple names_of_numbers():
     return tuple(names)
 
 
-cdef tuple _numbers = names_of_numbers()
+#: The arguments that `set_options` reads, in this order; the last ones are numbers, in the order of `numeric_option`.
+cdef tuple _arguments = (
+    "reduction", "ignore_index", "vocab_start_index", "target_prob", "class_weight", "token_weight", "temperature",
+    "grad_loss", "grad_lse", "grad_log_prob", "grad_entropy", *names_of_numbers()
+)
+#: The positions of these arguments among the parameters of an operator, -1 for none: calls look no names up.
+cdef dict _positions = {}
+
+
+cdef tuple arguments_of(object source):
+    """Return the arguments that `set_options` reads; None for one that a call or a rank's dictionary lacks."""
+    if type(source) is not Call:
+        return tuple([(<dict>source).get(name) for name in _arguments])
+    cdef Call call = source
+    cdef list values = call.values
+    cdef tuple positions = _positions.get(call.operator)
+    if positions is None:
+        positions = _positions[call.operator] = tuple([call.operator.slots.get(name, -1) for name in _arguments])
+    cdef Py_ssize_t i
+    return tuple([None if (i := <Py_ssize_t>position) < 0 else values[i] for position in positions])
 
 
 cdef object option(object source, str name):
@@ -43,12 +62,11 @@ cdef void *data_of(cnp.ndarray array) noexcept:
     return NULL if array is None else cnp.PyArray_DATA(array)
 
 
-cdef const double *vector_of(object source, str name, list held, bint with_values) except? NULL:
+cdef const double *vector_of(object value, list held, bint with_values) except? NULL:
     """Return the address of an option that is an array, or NULL for None, for one number, and for no elements.
 
     With `with_values` the elements are float64. The array belongs to `held`.
     """
-    cdef object value = option(source, name)
     if value is None or not cnp.PyArray_Check(value) or not cnp.PyArray_SIZE(<cnp.ndarray>value):
         return NULL
     if with_values:
@@ -64,9 +82,8 @@ cdef Py_ssize_t dense_classes(cnp.ndarray target, object source) except -1:
     return cnp.PyArray_DIM(target, axis if axis >= 0 else rank - 1) if rank else 1
 
 
-cdef double one_number(object source, str name) except? -1:
+cdef double one_number(object value) except? -1:
     """Return an option that is one number, 1 for anything else."""
-    cdef object value = option(source, name)
     return value if isinstance(value, float) else 1
 
 
@@ -76,7 +93,11 @@ cdef list set_options(LossOptions *o, cnp.ndarray target, object source, bint wi
     `source` is a `Call`, or a dictionary of a rank's options. Without `with_values`, the elements of arrays mean nothing.
     """
     cdef list held = [target]
-    cdef object reduction = option(source, "reduction"), prob = option(source, "target_prob")
+    cdef list numbers
+    (
+        reduction, ignore_index, first_entry, prob, class_weight, token_weight, temperature,
+        grad_loss, grad_lse, grad_log_prob, grad_entropy, *numbers
+    ) = arguments_of(source)
     cdef const char *name
     cdef int i
     memset(o, 0, sizeof(LossOptions))
@@ -87,19 +108,19 @@ cdef list set_options(LossOptions *o, cnp.ndarray target, object source, bint wi
     if dtype_of(target) >= 0:
         o.target_count, o.rows = 0, o.rows // max(1, dense_classes(target, source))
     o.target, o.is_wide = cnp.PyArray_DATA(target), cnp.PyArray_ITEMSIZE(target) == 8
-    o.ignore_index, o.first_entry = option(source, "ignore_index"), option(source, "vocab_start_index") or 0
-    o.target_prob = vector_of(source, "target_prob", held, with_values)
-    o.class_weight = vector_of(source, "class_weight", held, with_values)
-    o.classes = 0 if o.class_weight == NULL else cnp.PyArray_SIZE(<cnp.ndarray>option(source, "class_weight"))
-    o.token_weight = vector_of(source, "token_weight", held, with_values)
-    for i in range(len(_numbers)):
-        numeric_option(o, i, &name)[0] = option(source, <str>_numbers[i]) or 0
-    o.temperatures, o.temperature = vector_of(source, "temperature", held, with_values), one_number(source, "temperature")
+    o.ignore_index, o.first_entry = ignore_index, first_entry or 0
+    o.target_prob = vector_of(prob, held, with_values)
+    o.class_weight = vector_of(class_weight, held, with_values)
+    o.classes = 0 if o.class_weight == NULL else cnp.PyArray_SIZE(<cnp.ndarray>class_weight)
+    o.token_weight = vector_of(token_weight, held, with_values)
+    for i in range(<int>len(numbers)):
+        numeric_option(o, i, &name)[0] = numbers[i] or 0
+    o.temperatures, o.temperature = vector_of(temperature, held, with_values), one_number(temperature)
     o.reduction = REDUCTION_SUM if reduction == "sum" else REDUCTION_MEAN if reduction == "mean" else REDUCTION_NONE
-    o.grad_losses, o.grad_loss = vector_of(source, "grad_loss", held, with_values), one_number(source, "grad_loss")
-    o.grad_lse = vector_of(source, "grad_lse", held, with_values)
-    o.grad_log_prob = vector_of(source, "grad_log_prob", held, with_values)
-    o.grad_entropy = vector_of(source, "grad_entropy", held, with_values)
+    o.grad_losses, o.grad_loss = vector_of(grad_loss, held, with_values), one_number(grad_loss)
+    o.grad_lse = vector_of(grad_lse, held, with_values)
+    o.grad_log_prob = vector_of(grad_log_prob, held, with_values)
+    o.grad_entropy = vector_of(grad_entropy, held, with_values)
     return held
 
 
@@ -134,7 +155,7 @@ def weight_sums(target, **options):
     cdef cnp.ndarray array = np.asarray(target)
     cdef list held = set_options(&o, array if dtype_of(array) >= 0 else native_vector(array), options, True)
     cdef cnp.ndarray sums = np.zeros(2)
-    o.target_class_weight = vector_of(options, "target_class_weight", held, True)
+    o.target_class_weight = vector_of(options.get("target_class_weight"), held, True)
     with nogil:
         sum_weights(&o, <double *>cnp.PyArray_DATA(sums), NULL)
     return sums

@@ -40,6 +40,14 @@ cdef inline object value(Call call, str name):
     return call.values[<Py_ssize_t>call.operator.slots[name]]
 
 
+cdef inline cnp.ndarray input_of(Call call):
+    return <cnp.ndarray>call.values[call.operator.array_slots[0]]
+
+
+cdef inline cnp.ndarray target_of(Call call):
+    return <cnp.ndarray>call.values[call.operator.array_slots[1]]
+
+
 cdef bint is_array(object argument) except -1:
     return argument is not None and cnp.PyArray_CheckExact(argument)
 
@@ -51,9 +59,9 @@ cdef list describe_loss(CrossEntropy *x, Call call, list results, bint with_valu
     """
     cdef list held
     memset(x, 0, sizeof(CrossEntropy))
-    held = set_options(&x.o, value(call, "target"), call, with_values)  # the check has copied the targets
+    held = set_options(&x.o, target_of(call), call, with_values)  # the check has copied the targets
     set_results(&x.o, results)
-    x.o.is_double = dtype_of(value(call, "input")) == AG_FLOAT64
+    x.o.is_double = dtype_of(input_of(call)) == AG_FLOAT64
     x.return_grad = value(call, "return_grad")
     return held
 
@@ -63,8 +71,8 @@ cdef bint describe_call(Problem *p, Call call, const CrossEntropy *x, cnp.ndarra
 
     `describe_loss` has filled in `x`.
     """
-    cdef cnp.ndarray input = value(call, "input")
-    cdef View a = view_of(input), b = view_of(value(call, "target")), numbers = a, out_view = view_of(out)
+    cdef cnp.ndarray input = input_of(call)
+    cdef View a = view_of(input), b = view_of(target_of(call)), numbers = a, out_view = view_of(out)
     cdef Py_ssize_t[MAX_AXES] strides
     cdef Py_ssize_t stride = 1
     cdef int axis
@@ -107,7 +115,7 @@ cdef class Results:
 
 cdef bint is_overwritten(Call call, cnp.ndarray out) except -1:
     """Return whether writing the gradient to `out` would change arguments that are read later."""
-    cdef object input = value(call, "input")
+    cdef object input = input_of(call)
     for each in call.values:
         if is_array(each) and (overlaps_partly(out, input) if each is input else may_overlap(out, <cnp.ndarray>each)):
             return True
@@ -122,7 +130,7 @@ cdef object compute(Call call, int threads):
     cdef cnp.ndarray gradient = results.gradient
     cdef list held = describe_loss(&x, call, results.arrays, True)
     if gradient is None:
-        gradient = value(call, "input")  # never written
+        gradient = input_of(call)  # never written
     if describe_call(&p, call, &x, gradient):
         solve(&x, &p, threads)
     else:
@@ -155,14 +163,14 @@ cdef Py_ssize_t copied_bytes(Call call) except -1:
 
 cdef list requested(Call call):
     """Return an array for each result that is requested, whose memory is never touched, and None for others."""
-    return [None if spec is None else value(call, "input") for spec in call.specs]
+    return [None if spec is None else input_of(call) for spec in call.specs]
 
 
 cdef cnp.ndarray shape_of_gradient(Call call):
     """Return an array like the one that the gradient is computed into; it may have no memory."""
     cdef cnp.ndarray out = call.first_out
     if not value(call, "return_grad"):
-        return value(call, "input")
+        return input_of(call)
     if out is None:
         return without_memory(call.specs[INPUT_GRAD].shape, call.specs[INPUT_GRAD].dtype)
     if is_overwritten(call, out):
