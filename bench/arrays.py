@@ -17,6 +17,7 @@ from .case import (
     CLASS_WEIGHTS,
     COLUMN,
     CROSS_ENTROPY,
+    DENSE,
     EVERY_SECOND,
     FILTERED,
     FORTRAN_ORDER,
@@ -134,8 +135,8 @@ def logits_arguments(case: Case) -> dict[str, Any]:
     -------
     dict
         Arguments of `ascend_grad.cross_entropy`. The target has the shape of the logits without the axis, with
-        `SEVERAL_TARGETS` a last axis of `TARGETS` different targets. Other arrays have the dtype of the logits, as
-        PyTorch demands.
+        `SEVERAL_TARGETS` a last axis of `TARGETS` different targets. With `DENSE` it has the shape of the logits. Other
+        arrays and dense targets have the dtype of the logits, as PyTorch demands.
     """
     assert case.dim is not None
     random, dtype = np.random.default_rng(1), numpy_dtype(case.dtype)
@@ -150,6 +151,11 @@ def logits_arguments(case: Case) -> dict[str, Any]:
     if case.options == SEVERAL_TARGETS:
         several = (target[..., None] + np.arange(TARGETS) * (classes // TARGETS)) % classes
         return {"target": several, "target_prob": random.dirichlet(np.ones(TARGETS), rows).astype(dtype)}
+    if case.options == DENSE:
+        # Positive numbers, divided by their sums, as a softmax or label mixing gives them.
+        prob = random.random(case.shape, np.float32)
+        prob /= prob.sum(case.dim, keepdims=True)
+        return {"target": prob.astype(dtype)}
     return {"target": target}
 
 

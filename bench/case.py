@@ -41,7 +41,9 @@ OUT, FRESH, IN_PLACE, IDLE, AUTOGRAD = "out", "fresh", "in place", "idle", "auto
 
 #: Options of the loss of logits, of which a case has at most one.
 CLASS_WEIGHTS, SMOOTHING, IGNORED, SEVERAL_TARGETS = "class weights", "smoothing", "ignored rows", "8 targets"
-LOGITS_OPTIONS = (CLASS_WEIGHTS, SMOOTHING, IGNORED, SEVERAL_TARGETS)
+#: Probabilities of all classes as targets.
+DENSE = "dense targets"
+LOGITS_OPTIONS = (CLASS_WEIGHTS, SMOOTHING, IGNORED, SEVERAL_TARGETS, DENSE)
 
 #: Layouts of arrays in memory. Random problems draw them by number.
 C_ORDER, FORTRAN_ORDER, TRANSPOSED, EVERY_SECOND = "C order", "Fortran order", "transposed", "every second"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from .case import (
     BROADCAST,
     C_ORDER,
     CROSS_ENTROPY,
+    DENSE,
     DTYPES,
     DTYPES_OF_16_BITS,
     FILTERED,
@@ -203,6 +205,7 @@ def logits(quick: bool = False) -> list[Case]:
         *(_of_logits(dtype, *layout) for layout in LOGITS_LAYOUTS for dtype in DTYPES),
         *(_of_logits("float32", *layout, mode=OUT) for layout in LOGITS_LAYOUTS[:5]),
         *(_of_logits("float32", *layout, option) for layout in OPTION_LAYOUTS for option in LOGITS_OPTIONS),
+        *(_of_logits(dtype, *layout, DENSE) for layout in LOGITS_LAYOUTS[:4] for dtype in DTYPES_OF_16_BITS),
     ]
 
 
@@ -211,8 +214,9 @@ def _of_logits(dtype: str, shape: tuple[int, ...], dim: int, option: str = "", m
 
 
 def drawn(quick: bool = False) -> list[Case]:
-    """Return the random problems of the loss of logits."""
-    return [] if quick else draw(DRAWN, SEED, (CROSS_ENTROPY,))
+    """Return the random problems of the loss of logits, every other one also with dense targets."""
+    problems = [] if quick else draw(DRAWN, SEED, (CROSS_ENTROPY,))
+    return problems + [replace(problem, options=DENSE) for problem in problems[::2]]
 
 
 def relative(quick: bool = False) -> list[Case]:

@@ -16,7 +16,7 @@ import ascend_grad as ag
 
 from .. import frameworks
 from ..arrays import IGNORE_INDEX, Operands
-from ..case import FRESH, Case, compute_dtype
+from ..case import DENSE, FRESH, Case, compute_dtype
 from ..frameworks import Call, tensor
 from ..results import OWN
 from .rowwise import Sides, numpy_call
@@ -50,6 +50,8 @@ def _formula(case: Case, operands: Operands):
     target, classes = arguments["target"], shape[dim]
     prob, class_weight = arguments.get("target_prob"), arguments.get("class_weight")
     smoothing = arguments.get("label_smoothing", 0.0)
+    if case.options == DENSE:
+        return _formula_of_dense_targets(case, target)
     is_any_ignored = bool(np.any(target == IGNORE_INDEX))
     row_shape = shape[:dim] + shape[dim + 1 :]
     # An index that removes an axis of length one.
@@ -95,6 +97,25 @@ def _formula(case: Case, operands: Operands):
     return formula
 
 
+def _formula_of_dense_targets(case: Case, target: np.ndarray):
+    """Return the formula for probabilities q of all classes: the gradient of a row is ``softmax * sum(q) - q``."""
+    assert case.dim is not None
+    wide, rows = compute_dtype(case.dtype), max(1, math.prod(case.shape) // max(1, case.shape[case.dim]))
+
+    def formula(x: np.ndarray, dim: int, out: np.ndarray | None) -> tuple[Any, np.ndarray]:
+        q = target.astype(wide, copy=False)
+        p = np.subtract(x, x.max(dim, keepdims=True), out=out)
+        picked = np.vdot(q, p) if q.flags.c_contiguous and p.flags.c_contiguous else np.sum(q * p)
+        np.exp(p, out=p)
+        total, of_rows = p.sum(dim, keepdims=True), q.sum(dim, keepdims=True)
+        loss = (np.sum(np.log(total) * of_rows) - picked) / rows
+        np.multiply(p, of_rows / (total * wide.type(rows)), out=p)
+        np.subtract(p, q * wide.type(1 / rows), out=p)
+        return loss, p
+
+    return formula
+
+
 # ---- PyTorch ---------------------------------------------------------------------------------------------------------
 
 
@@ -110,7 +131,7 @@ def torch_autograd(case: Case, operands: Operands) -> Call | None:
     assert case.dim is not None
     settings = {name: tensor(value) if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
     x, target = tensor(array), settings.pop("target")
-    shape, dim = x.shape, case.dim
+    shape, dim, is_dense = x.shape, case.dim, case.options == DENSE
     if dim == x.ndim - 1 and array.flags.c_contiguous:
         # Rows that follow each other are one batch, which is fastest.
         logits, axis = x.view(-1, shape[dim]), 1
@@ -119,14 +140,16 @@ def torch_autograd(case: Case, operands: Operands) -> Call | None:
         # The axes before that of the classes are one batch, and the axes behind it are one axis.
         before, behind = math.prod(shape[:dim]), math.prod(shape[dim + 1 :])
         logits, axis = x.view(before, shape[dim], behind), 1
-        target = target.reshape(before, behind, *target.shape[x.ndim - 1 :])
+        target = target.reshape(logits.shape if is_dense else (before, behind, *target.shape[x.ndim - 1 :]))
     else:
         # The axis of the classes has to be the second one, or the only one.
         axis = min(1, x.ndim - 1)
         logits = x.movedim(dim, axis)
         if dim == 0 and x.ndim > 1:
             as_batch = _autograd_of(x.unsqueeze(0), target.unsqueeze(0), 1, shape, dim, settings)
-            return _faster(as_batch, _autograd_of(logits, target, axis, shape, dim, settings))
+            moved = target.movedim(dim, axis) if is_dense else target
+            return _faster(as_batch, _autograd_of(logits, moved, axis, shape, dim, settings))
+        target = target.movedim(dim, axis) if is_dense else target
     return _autograd_of(logits, target, axis, shape, dim, settings)
 
 
