@@ -58,6 +58,8 @@ largest_errors: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
 ABOUT_ZARR = (
     "tests/cli/test_apply_zarr.py",
     "tests/cli/test_apply_zarr_losses.py",
+    "tests/cli/test_apply_zarr_refused.py",
+    "tests/cli/test_apply_zarr_runs.py",
     "tests/cli/test_score_zarr.py",
     "tests/support/zarr_files.py",
     "ascend_grad/cli/apply_zarr.py",
