@@ -74,6 +74,7 @@ ABOUT_PACKAGES = {
         "tests/parallel/test_hccl.py",
         "tests/parallel/test_torch.py",
         "tests/programs/test_vocab_parallel_options.py",
+        "tests/support/compat_problems.py",
         "tests/support/hccl_fork.py",
         "tests/support/hccl_ranks.py",
         "tests/support/hccl_stand_in.py",
