@@ -446,6 +446,12 @@ def run_script() -> Callable[..., subprocess.CompletedProcess]:
 
 
 @pytest.fixture(scope="session")
+def optional_packages() -> tuple[str, ...]:
+    """Return the names of the packages that tests use only where they are installed."""
+    return (*ABOUT_PACKAGES, "distributed", "expecttest", "jaxlib", "xarray")
+
+
+@pytest.fixture(scope="session")
 def failing_malloc(tmp_path_factory) -> str:
     """Build a library that, preloaded into a process, fails the n-th allocation, and return its path."""
     library = tmp_path_factory.mktemp("malloc") / "failing_malloc.so"
