@@ -10,12 +10,14 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from cross_entropy_oracles import (
+    CHOICES,
     LAYOUTS,
     SHAPES,
     assert_right,
     assert_slopes,
     in_layout,
     random_arguments,
+    random_options,
     same_bits,
 )
 from hypothesis import given
@@ -90,26 +92,9 @@ def test_the_reference(shape, axis, dtype):
 @given(st.data())
 def test_random_calls(cpu_engines, data):
     dtype = data.draw(st.sampled_from(list(DTYPES)))
-    shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4)))
-    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     K = data.draw(st.sampled_from((0, 0, 1, 4)))
-    choices: dict[str, Any] = {
-        "reduction": ("mean", "sum", "none"),
-        "class_weight": (None, "classes"),
-        "token_weight": (None, "rows"),
-        "label_smoothing": (0.0, 0.1, 1.0),
-        "lse_square_scale": (0.0, 0.01),
-        "temperature": (1.0, 2.5, "rows"),
-        "logit_scale": (1.0, 1.0, 0.6, -1.5),
-        "softcap": (None, None, 30.0),
-        "outputs": ((), ("lse",), ("entropy", "lse"), ("predicted",), ("log_prob",)),
-        "grad_lse": (None, "rows"),
-        "grad_log_prob": (None, "targets"),
-        "grad_entropy": (None, "rows"),
-    }
-    options = {name: data.draw(st.sampled_from(values), label=name) for name, values in choices.items()}
-    if options["reduction"] == "none":
-        options["grad_loss"] = data.draw(st.sampled_from((1.0, "rows")))
+    further = {"outputs": (*CHOICES["outputs"], ("log_prob",)), "grad_log_prob": (None, "targets")}
+    shape, axis, options = random_options(data, **further)
     if K and data.draw(st.booleans(), label="no probabilities"):
         options["target_prob"] = 0
     arguments = random_arguments("random", shape, axis, dtype, options=options, K=K)

@@ -13,16 +13,7 @@ from torch_oracles import value_and_gradients
 import ascend_grad as ag
 from ascend_grad.torch.compat import cce, liger, verl
 from ascend_grad.torch.compat.cce import LinearCrossEntropyImpl, linear_cross_entropy
-from ascend_grad.torch.compat.liger import (
-    CrossEntropyOutput,
-    LigerCrossEntropyFunction,
-    LigerCrossEntropyLoss,
-    LigerFusedLinearCrossEntropyFunction,
-    LigerFusedLinearCrossEntropyLoss,
-    LigerFusedLinearScaledCrossEntropyFunction,
-    liger_cross_entropy,
-    liger_fused_linear_cross_entropy,
-)
+from ascend_grad.torch.compat.liger import LigerFusedLinearCrossEntropyLoss
 
 
 def signature(function: Callable) -> str:
@@ -64,19 +55,19 @@ def test_signatures():
     ]  # fmt: skip
     assert signature(LigerFusedLinearCrossEntropyLoss) == LIGER_OPTIONS
     assert signature(LigerFusedLinearCrossEntropyLoss.forward) == "self, lin_weight, _input, target, bias=None"
-    assert signature(liger_fused_linear_cross_entropy) == f"input, weight, target, bias=None, {LIGER_OPTIONS}"
-    assert signature(LigerFusedLinearCrossEntropyFunction.apply) == (
+    assert signature(liger.liger_fused_linear_cross_entropy) == f"input, weight, target, bias=None, {LIGER_OPTIONS}"
+    assert signature(liger.LigerFusedLinearCrossEntropyFunction.apply) == (
         f"_input, weight, target, bias=None, {LIGER_OPTIONS}"
     )
-    assert signature(liger_cross_entropy) == (
+    assert signature(liger.liger_cross_entropy) == (
         "input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction='mean', "
         f"label_smoothing=0.0, lse_square_scale=0.0, softcap=None, {LIGER_RESULTS}"
     )
-    assert signature(LigerCrossEntropyLoss) == f"weight=None, {LIGER_LOGITS_OPTIONS}"
-    assert signature(LigerCrossEntropyLoss.forward) == "self, _input, target"
-    assert signature(LigerCrossEntropyFunction.apply) == f"_input, target, weight, {LIGER_LOGITS_OPTIONS}"
-    assert CrossEntropyOutput._fields == ("loss", "z_loss", "token_accuracy", "predicted_tokens")
-    assert signature(LigerFusedLinearScaledCrossEntropyFunction.apply) == (
+    assert signature(liger.LigerCrossEntropyLoss) == f"weight=None, {LIGER_LOGITS_OPTIONS}"
+    assert signature(liger.LigerCrossEntropyLoss.forward) == "self, _input, target"
+    assert signature(liger.LigerCrossEntropyFunction.apply) == f"_input, target, weight, {LIGER_LOGITS_OPTIONS}"
+    assert liger.CrossEntropyOutput._fields == ("loss", "z_loss", "token_accuracy", "predicted_tokens")
+    assert signature(liger.LigerFusedLinearScaledCrossEntropyFunction.apply) == (
         "_input, weight, target, temperature=1.0, ignore_index=-100, m_tiles_per_cluster=1, return_entropy=False"
     )
     assert verl.LinearCrossEntropy.apply is verl.linear_cross_entropy
