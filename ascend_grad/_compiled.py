@@ -53,6 +53,7 @@ from . import (  # noqa: F401
     _rowwise_plan,
     _rowwise_python,
     _rowwise_schedule,
+    _target_checks,
     _tasks,
     _threads,
     _views,

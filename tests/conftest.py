@@ -58,6 +58,8 @@ largest_errors: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
 ABOUT_ZARR = (
     "tests/cli/test_apply_zarr.py",
     "tests/cli/test_apply_zarr_losses.py",
+    "tests/cli/test_apply_zarr_refused.py",
+    "tests/cli/test_apply_zarr_runs.py",
     "tests/cli/test_score_zarr.py",
     "tests/support/zarr_files.py",
     "ascend_grad/cli/apply_zarr.py",
@@ -72,6 +74,7 @@ ABOUT_PACKAGES = {
         "tests/parallel/test_hccl.py",
         "tests/parallel/test_torch.py",
         "tests/programs/test_vocab_parallel_options.py",
+        "tests/support/compat_problems.py",
         "tests/support/hccl_fork.py",
         "tests/support/hccl_ranks.py",
         "tests/support/hccl_stand_in.py",
@@ -440,6 +443,12 @@ def run_script() -> Callable[..., subprocess.CompletedProcess]:
     pytest's timeout is the only limit on the script's time, since an emulated CPU takes a hundred times as long.
     """
     return partial(_run)
+
+
+@pytest.fixture(scope="session")
+def optional_packages() -> tuple[str, ...]:
+    """Return the names of the packages that tests use only where they are installed."""
+    return (*ABOUT_PACKAGES, "distributed", "expecttest", "jaxlib", "xarray")
 
 
 @pytest.fixture(scope="session")

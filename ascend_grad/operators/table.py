@@ -1,6 +1,7 @@
 """The operators: parameters, checks in order, results, and what computes them.
 
-The checks themselves are compiled, in `_checks` and `_loss_checks`; `_call.Operator` describes the columns.
+The checks themselves are compiled, in `_checks`, `_loss_checks` and `_target_checks`. `_call.Operator` describes the
+columns.
 """
 
 from __future__ import annotations
@@ -24,26 +25,28 @@ from .._checks import (
 )
 from .._loss_checks import (
     AccumulatorOf,
-    Classes,
     EntropyForItsGradient,
     KnownOutputs,
     LeadingDimensions,
     LogitsDtypeMatches,
     MaskHasRows,
     NonemptyVocabulary,
-    NothingOfOneTarget,
-    NumberOfEachTarget,
     NumberOrRows,
     PositiveValues,
     Reduction,
     SoftmaxOrStatistics,
     SomeUpstreamGradient,
-    Targets,
-    TargetsInRange,
-    TargetsInTheVocabulary,
     ValidOutputMask,
     VocabularyBounds,
     Workspace,
+)
+from .._target_checks import (
+    Classes,
+    NothingOfOneTarget,
+    NumberOfEachTarget,
+    Targets,
+    TargetsInRange,
+    TargetsInTheVocabulary,
     ZeroProbabilities,
 )
 from ..arguments import MAX_INDEX, MAX_RANK

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from linear_samples import GRADIENT, LINEAR, LOSS, STATISTICS, WHOLE, problem_of
 from producers import Exchanged
 from python_threads import empty_on_threads, in_threads
-from samples import DTYPES, assert_identical, random_problem
+from samples import DTYPES, assert_identical, pairs_of_results, random_problem
 
 import ascend_grad as ag
 from ascend_grad import arguments
@@ -27,14 +27,9 @@ def jax_array(array: np.ndarray) -> jax.Array:
 
 
 def assert_same(results, expected) -> None:
-    if not isinstance(expected, tuple):
-        results, expected = (results,), (expected,)
-    for result, right in zip(results, expected, strict=True):
-        if right is None:
-            assert result is None
-        else:
-            assert isinstance(result, jax.Array)
-            assert_identical(np.asarray(result), right)
+    for result, right in pairs_of_results(results, expected):
+        assert isinstance(result, jax.Array)
+        assert_identical(np.asarray(result), right)
 
 
 @pytest.fixture(params=[False, True], ids=["32 bits", "64 bits"])

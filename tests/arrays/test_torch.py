@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from linear_samples import GRADIENT, LINEAR, LOSS, STATISTICS, WHOLE, problem_of
 from python_threads import empty_on_threads
-from samples import BFLOAT16, DTYPES, assert_identical, random_problem
+from samples import BFLOAT16, DTYPES, assert_identical, pairs_of_results, random_problem
 from torch._subclasses import FakeTensorMode
 
 import ascend_grad as ag
@@ -35,14 +35,9 @@ def array_of(tensor: torch.Tensor) -> np.ndarray:
 
 
 def assert_same(results, expected) -> None:
-    if not isinstance(expected, tuple):
-        results, expected = (results,), (expected,)
-    for result, right in zip(results, expected, strict=True):
-        if right is None:
-            assert result is None
-        else:
-            assert type(result) is torch.Tensor
-            assert_identical(array_of(result), right)
+    for result, right in pairs_of_results(results, expected):
+        assert type(result) is torch.Tensor
+        assert_identical(array_of(result), right)
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 import os
 from pathlib import Path
 
@@ -12,10 +10,9 @@ import pytest
 import zarr
 from files import assert_target_refused, everything_here, peak_anonymous_bytes, refused
 from samples import DTYPES, generator
-from zarr_files import assert_identical, chunk_files, load, save_zarr
+from zarr_files import PART, Interrupted, assert_identical, before_call, chunk_files, load, save_zarr
 
 import ascend_grad as ag
-from ascend_grad.cli import score_job
 from ascend_grad.cli.main import main
 from ascend_grad.cli.zarr_results import Result
 
@@ -29,15 +26,8 @@ TOP_K = ("top_k_log_prob", "top_k_index")
 INPUTS = ("hidden", "weight.npy", "targets.npy")
 
 
-@pytest.fixture
-def small_parts(monkeypatch) -> None:
-    """Let a part have at least four rows: two of the chunks of `problem`, which make three parts."""
-    monkeypatch.setattr(score_job, "CHUNK_ROWS", 4)
-    monkeypatch.setattr(score_job, "CHUNK_BYTES", 1)
-
-
 def problem(dtype: type = np.float32, rows: int = ROWS, **settings) -> tuple[np.ndarray, ...]:
-    """Make and save a problem whose HIDDEN has chunks of two rows."""
+    """Make and save a problem whose HIDDEN has chunks of two rows: three parts of two chunks."""
     rng = generator(str(np.dtype(dtype)), rows)
     hidden, weight = (rng.standard_normal((n, WIDTH)).astype(dtype) for n in (rows, VOCABULARY))
     targets = rng.integers(0, VOCABULARY, rows)
@@ -137,24 +127,7 @@ def test_the_mean_is_that_of_files(capsys):
 # ---- repeated runs ---------------------------------------------------------------------------------------------------
 
 
-class Interrupted(Exception):
-    pass
-
-
 COMMAND = ["score", *INPUTS, *outputs("log_prob", "top_k_index"), "--top-k", str(K)]
-
-
-def interrupting(function, number: int):
-    """Return a function that is interrupted at its n-th call."""
-    calls = itertools.count(1)
-
-    @functools.wraps(function)
-    def counted(*arguments, **settings):
-        if next(calls) == number:
-            raise Interrupted
-        return function(*arguments, **settings)
-
-    return counted
 
 
 @pytest.fixture
@@ -162,7 +135,7 @@ def interrupted(monkeypatch):
     """Interrupt a run that has written four of the six parts of two results."""
     arrays = problem()
     with monkeypatch.context() as patch:
-        patch.setattr(Result, "_write", interrupting(Result._write, 5))
+        patch.setattr(Result, "_write", before_call(5, Result._write))
         with pytest.raises(Interrupted):
             main(COMMAND)
     assert sorted(os.listdir()) == sorted([".log_prob.ascend-grad-part", ".top_k_index.ascend-grad-part", *INPUTS])
@@ -277,12 +250,12 @@ def test_other_options_are_refused(options, text, monkeypatch, capsys):
     command = [*INPUTS, "-o", "out"]
 
     with monkeypatch.context() as patch:
-        patch.setattr(Result, "_write", interrupting(Result._write, 3))
+        patch.setattr(Result, "_write", before_call(3, Result._write))
         with pytest.raises(Interrupted):
             main(["score", *command])
     message = refused(capsys, *command, *options, command="score")
     assert text in message
-    assert message.endswith(f"; remove {os.path.realpath('.out.ascend-grad-part')} to begin anew")
+    assert message.endswith(f"; remove {os.path.realpath(PART)} to begin anew")
     assert main(["score", *command, "--threads", "2"]) == 0
 
 
@@ -298,7 +271,7 @@ def test_a_damaged_chunk(capsys):
     assert out == ""
     assert err.startswith("ascend-grad score: error: hidden: cannot be read at [4:8, 0:5]: ")
     assert err.count("\n") == 1
-    assert sorted(os.listdir()) == sorted([".out.ascend-grad-part", *INPUTS])  # the first part is finished
+    assert sorted(os.listdir()) == sorted([PART, *INPUTS])  # the first part is finished
 
 
 @pytest.mark.parametrize("name", ["hidden", "weight", "targets"])

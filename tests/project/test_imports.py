@@ -45,7 +45,7 @@ LAYERS = (
             "linear/_linear_top_k linear/_linear_schedule linear/_linear_loss linear/_linear_views"
         ),
     ),
-    ("the call and its checks", "call/_call call/_checks call/_loss_checks"),
+    ("the call and its checks", "call/_call call/_checks call/_target_checks call/_loss_checks"),
     (
         "CPU schedules of arrays",
         "loss/_loss_arguments rowwise/_rowwise_python rowwise/_cross_entropy_python linear/_linear_python",

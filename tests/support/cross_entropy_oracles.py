@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import hypothesis.strategies as st
 import ml_dtypes
 import numpy as np
 import pytest
@@ -174,6 +175,47 @@ def random_arguments(
             value = np.asarray(random.random(lengths[value]) + 0.25, accumulator)
         arguments[name] = value
     return arguments
+
+
+#: Values of options in random calls, as `random_arguments` takes them.
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "reduction": ("mean", "sum", "none"),
+    "class_weight": (None, "classes"),
+    "token_weight": (None, "rows"),
+    "label_smoothing": (0.0, 0.1, 1.0),
+    "lse_square_scale": (0.0, 0.01),
+    "temperature": (1.0, 2.5, "rows"),
+    "logit_scale": (1.0, 1.0, 0.6, -1.5),
+    "softcap": (None, None, 30.0, 2.5),
+    "outputs": ((), ("lse",), ("entropy", "lse"), ("predicted",)),
+    "grad_lse": (None, "rows"),
+    "grad_entropy": (None, "rows"),
+}
+
+
+def random_options(data: st.DataObject, **further: tuple[Any, ...]) -> tuple[tuple[int, ...], int, dict[str, Any]]:
+    """Draw a shape, an axis, and options among `CHOICES` and further ones."""
+    shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4)))
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    options = {name: data.draw(st.sampled_from(each), label=name) for name, each in (CHOICES | further).items()}
+    if options["reduction"] == "none":
+        options["grad_loss"] = data.draw(st.sampled_from((1.0, "rows")))
+    return shape, axis, options
+
+
+#: Distances of the logit of a nearly certain entry from the other ones, for `near_certain`, and shapes and axes.
+GAPS = (0.5, 3.0, 10.0, 20.0, 27.5)
+CERTAIN_SHAPES = (((5, 17), -1), ((3, 4096), -1), ((2, 9, 70), 1), ((2, 40_000), -1))
+
+
+def near_certain(gap: float, shape: tuple[int, ...], axis: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """Make logits whose rows have one nearly certain entry, and the places of these entries along the axis."""
+    random = generator("near certain", gap, shape, dtype)
+    rows = tuple(length for number, length in enumerate(shape) if number != axis % len(shape))
+    place = np.expand_dims(random.integers(0, shape[axis], rows), axis)
+    logits = np.round(random.random(shape) * 4) / 4 - gap - np.log(shape[axis])
+    np.put_along_axis(logits, place, 0, axis)
+    return (logits + 2).astype(DTYPES[dtype]), place
 
 
 def assert_right(result: Any, right: dict[str, np.ndarray], dtype: str, text: str = "") -> None:

@@ -1,14 +1,16 @@
-"""Make calls on tensors of torch_npu that return arrays, and let calls of the runtime fail."""
+"""Make calls on tensors of torch_npu that return arrays, count waits, and let calls of the runtime fail."""
 
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 import torch
 from linear_samples import GRADIENT, LOSS, STATISTICS, WHOLE, problem_of
 from npu_samples import attempts_with_a_fault
@@ -22,6 +24,12 @@ BT, V, H = 13, 130, 6
 CASES = [(name, {}) for name in (*OPERATORS, STATISTICS, LOSS)]
 CASES += [(GRADIENT, {"mode": mode, "mask": mask}) for mode in ("stored", "recomputed") for mask in ("bool", "bits")]
 CASES += [(WHOLE, {"reduction": reduction}) for reduction in ("mean", "sum", "none")]
+
+#: Functions of the runtime that wait or copy.
+WAITING = (
+    *("aclrtSynchronizeStream", "aclrtSynchronizeStreamWithTimeout", "aclrtSynchronizeDevice", "aclrtMemset"),
+    *("aclrtSynchronizeDeviceWithTimeout", "aclrtSynchronizeEvent", "aclrtMemcpy", "aclrtMemcpyAsync"),
+)
 
 
 def tensor(value: Any, device: str = "npu") -> Any:
@@ -95,3 +103,29 @@ def assert_clear(error: ag.AclError, function: str) -> None:
     assert error.call == function
     assert "a fault was injected here" in error.runtime_message
     assert (error.code == 507899) or function == "aclCreateTensor"
+
+
+def chain_arguments() -> list[torch.Tensor]:
+    x, w = torch.randn(BT, H).bfloat16(), torch.randn(V, H).bfloat16()
+    return [x, w, torch.randint(0, V, (BT,)), torch.randn(BT)]
+
+
+class Waits:
+    """Count waits and copies of the library since the start, without the calls that the double of torch_npu makes."""
+
+    def __init__(self, torch_npu, device, monkeypatch: pytest.MonkeyPatch):
+        self._device, self._of_the_double = device, Counter[str]()
+        device.reset()
+        acl = getattr(torch_npu, "acl", None)
+        if acl is not None:
+            original = acl.check
+
+            def check(name: str, *arguments) -> None:
+                self._of_the_double[name] += 1
+                original(name, *arguments)
+
+            monkeypatch.setattr(acl, "check", check)
+
+    def counted(self) -> dict[str, int]:
+        counts = {name: self._device.calls(name) - self._of_the_double[name] for name in WAITING}
+        return {name: count for name, count in counts.items() if count}

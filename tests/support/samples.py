@@ -228,6 +228,14 @@ def native_copy(array: np.ndarray) -> np.ndarray:
     return np.array(array.astype(next((known for known in DTYPES.values() if known == dtype), dtype)), order="C")
 
 
+def pairs_of_results(results: Any, expected: Any) -> list[tuple[Any, Any]]:
+    """Return each result of a call with its expected value, but for results that are None, as expected."""
+    if not isinstance(expected, tuple):
+        results, expected = (results,), (expected,)
+    assert [each is None for each in results] == [each is None for each in expected]
+    return [pair for pair in zip(results, expected, strict=True) if pair[1] is not None]
+
+
 def assert_identical(got: np.ndarray, expected: np.ndarray) -> None:
     """Check that shape, dtype (up to byte order) and bits are equal. All NaN count as equal."""
     got, expected = native_copy(got), native_copy(expected)

@@ -1,13 +1,19 @@
-"""Make Zarr arrays for commands, and look at those that commands have made."""
+"""Make Zarr arrays for commands, look at those that commands have made, and interrupt commands."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import zarr
 from samples import BFLOAT16
+
+#: The directory of parts of the result "out" that is not complete.
+PART = ".out.ascend-grad-part"
 
 
 def save_zarr(path: str, array: np.ndarray, chunks: tuple[int, ...], **settings) -> zarr.Array:
@@ -34,3 +40,24 @@ def chunk_files(path: str) -> dict[str, int]:
     return {
         str(name.relative_to(path)): name.stat().st_mtime_ns for name in names if not name.name.startswith((".", "z"))
     }
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupt():
+    raise Interrupted
+
+
+def before_call(number: int, function: Callable, action: Callable = interrupt) -> Callable:
+    """Return a function that calls `action` before its n-th call."""
+    calls = itertools.count(1)
+
+    @functools.wraps(function)
+    def counted(*args, **kwargs):
+        if next(calls) == number:
+            action()
+        return function(*args, **kwargs)
+
+    return counted
