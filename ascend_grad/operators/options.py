@@ -210,7 +210,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("grad_loss", *OUTPUT_GRADIENTS, "return_grad", "output_mask", "filter_eps"),
         *("reduce_input_grad", "reduce_weight_grad"),
     ),
-    "memory and threads": ("out", "workspace_bytes", "deterministic", "options", "backend", "num_threads"),
+    "memory and threads": ("out", "workspace_bytes", "deterministic", "backend", "num_threads"),
 }
 
 

@@ -92,12 +92,12 @@ class LinearCrossEntropyLoss(_Module):
         Whether the layer has a bias, ``linear.bias``, with an element for each row of the weight.
     device, dtype : optional
         The weight's device and dtype.
-    reduction, weight, ignore_index, label_smoothing
+    reduction, weight, ignore_index, label_smoothing, options
         As in `linear_cross_entropy`.
     linear_weight : torch.nn.Parameter, of the shape of ``linear.weight``, optional
         The weight of another layer, such as an embedding, that this layer shares. `device` and `dtype` are ignored.
     .. options:: as in `linear_cross_entropy`
-    outputs, options
+    outputs
         As in `linear_cross_entropy`.
 
     Raises
