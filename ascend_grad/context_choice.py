@@ -64,7 +64,7 @@ class ContextChoice:
 class use_backend(ContextChoice):
     """Choose the backend of the following calls in this context (thread or task).
 
-    As a function it takes effect immediately and lasts; as a context manager it is undone at the end of the block.
+    ``ag.use_backend("cpu")`` takes effect immediately and lasts; at the end of a ``with`` block it is undone.
 
     Parameters
     ----------

@@ -61,7 +61,7 @@ def bound_call(op_name: str, args: tuple, kwargs: dict) -> tuple[Call, int, Expl
 
 
 def explain(op_name: str, *args: Any, **kwargs: Any) -> Explanation:
-    """Return which backend would compute a call, why, and how. Nothing is computed.
+    """Return which backend would compute a call, why, and how: ``ag.explain("softmax", x)`` computes nothing.
 
     Parameters
     ----------
@@ -98,8 +98,8 @@ def explain(op_name: str, *args: Any, **kwargs: Any) -> Explanation:
 def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
     """Return an upper bound of the memory that a call takes beyond its arguments and results, in bytes.
 
-    Only shapes, dtypes and layouts matter, not values. The bound holds for the backend that would compute the call, as
-    `explain` returns it.
+    ``ag.workspace_size("softmax", x)`` is about the call ``ag.softmax(x)``. Only shapes, dtypes and layouts matter, not
+    values. The bound holds for the backend that would compute the call, as `explain` returns it.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ def get_include() -> str:
 
 
 def show_config(mode: str = "stdout") -> dict[str, Any] | None:
-    """Print or return the configuration of this installation and the hardware that it found.
+    """Print or return the configuration of this installation and the hardware that it found: ``ag.show_config()``.
 
     Parameters
     ----------

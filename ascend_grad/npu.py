@@ -48,7 +48,7 @@ def _usable_state() -> runtime.State:
 
 
 def asarray(x: ArrayLike | DeviceArray) -> DeviceArray:
-    """Copy an array to this thread's device.
+    """Copy an array to this thread's device, as in ``array = ag.npu.asarray(x)``.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def device_count() -> int:
 
 
 def set_device(device: int) -> None:
-    """Choose the device of this thread's calls; other threads keep theirs.
+    """Choose the device of this thread's calls, as in ``ag.npu.set_device(1)``; other threads keep theirs.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def set_device(device: int) -> None:
 
 
 def get_device() -> int:
-    """Return the device of this thread's calls.
+    """Return the device of this thread's calls, as in ``device = ag.npu.get_device()``.
 
     Returns
     -------
@@ -152,7 +152,7 @@ def get_device() -> int:
 
 @contextmanager
 def stream(handle: int) -> Iterator[None]:
-    """Submit this thread's calls on device arrays to a stream of the caller, without waiting for their work.
+    """Submit calls on device arrays in ``with ag.npu.stream(handle):`` to that stream, without waiting for their work.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ def synchronize() -> None:
 class use_deterministic(ContextChoice):
     """Choose whether the device's operators are deterministic in the following calls of this context (thread or task).
 
-    As a function it takes effect immediately and lasts; as a context manager it is undone at the end of the block.
+    ``ag.npu.use_deterministic()`` takes effect immediately and lasts; at the end of a ``with`` block it is undone.
 
     Parameters
     ----------
@@ -262,6 +262,6 @@ class use_deterministic(ContextChoice):
 def release() -> None:
     """Free this thread's memory and streams on the device, and the memory that all threads cache for later calls.
 
-    Arrays on the device stay. A thread that ends frees its own memory and streams automatically.
+    Arrays on the device stay. A thread that ends frees its own memory and streams without ``ag.npu.release()``.
     """
     session.release()

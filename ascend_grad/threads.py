@@ -9,7 +9,7 @@ FROM_ENVIRONMENT = config.integer("ASCEND_GRAD_NUM_THREADS", 1, arguments.MAX_TH
 
 
 def set_num_threads(num_threads: int | None) -> None:
-    """Set the number of threads of CPU calls, for the whole process.
+    """Set the number of threads of CPU calls, for the whole process, as in ``ag.set_num_threads(4)``.
 
     Parameters
     ----------

@@ -2,8 +2,9 @@
 
 >>> import dask.array as da
 >>> import ascend_grad.dask as agd
->>> agd.softmax(da.zeros((4, 2), chunks=(2, 2))).compute()[0]
-array([0.5, 0.5])
+>>> logits, target = da.zeros((2, 4), chunks=(1, 4)), da.from_array([0, 3], chunks=1)
+>>> agd.cross_entropy(logits, target).loss.compute().round(4)
+np.float64(1.3863)
 """
 
 try:

@@ -37,7 +37,7 @@ num_threads : int or None, default 1
     Number of threads for each block. The default is 1 since the scheduler computes one block per core at a time. None
     is the default of `ascend_grad.softmax_backward`. The result does not depend on it.
 """
-WORDS = Words("dask.array.Array", errors=_ERRORS, parameters=_PARAMETERS)
+WORDS = Words("dask.array.Array", errors=_ERRORS, parameters=_PARAMETERS, module="agd")
 
 
 def keywords_of(function: Callable) -> dict[str, Any]:

@@ -140,9 +140,7 @@ def scaled_masked_softmax_backward(
     fix_triu_mask: bool = False,
     **options: Unpack[BlockOptions],
 ) -> da.Array:
-    """Compute the gradient of a scaled and masked softmax over the last axis.
-
-    It is `ascend_grad.scaled_masked_softmax_backward` for dask arrays.
+    """Compute the gradient of a scaled and masked softmax, like `ascend_grad.scaled_masked_softmax_backward`.
 
     Examples
     --------

@@ -2,9 +2,10 @@
 
 >>> import jax, jax.numpy as jnp
 >>> import ascend_grad.jax as agj
->>> gradient = jax.jit(jax.grad(lambda x: agj.softmax(x)[0]))
->>> gradient(jnp.zeros(4))
-Array([ 0.1875, -0.0625, -0.0625, -0.0625], dtype=float32)
+>>> logits, target = jnp.zeros((2, 4)), jnp.array([0, 3])
+>>> loss, grad = jax.jit(jax.value_and_grad(agj.cross_entropy))(logits, target)
+>>> grad[0]
+Array([-0.375,  0.125,  0.125,  0.125], dtype=float32)
 """
 
 try:

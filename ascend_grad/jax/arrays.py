@@ -19,7 +19,7 @@ _ERRORS = """
 AscendGradError
     As the function of `ascend_grad` for shapes, dtypes and numbers, or an argument that is no array is traced.
 """
-WORDS = Words("jax.Array", errors=_ERRORS)
+WORDS = Words("jax.Array", errors=_ERRORS, module="agj")
 
 
 def as_array(value: object, name: str, operator: str) -> jax.Array | None:

@@ -60,9 +60,12 @@ def cross_entropy(
     num_threads: int | None = None,
     **options: Any,
 ) -> jax.Array | LossResult[jax.Array]:
-    r"""Compute the cross-entropy loss of logits, in one pass over the rows with its gradient.
+    r"""Compute the cross-entropy loss of logits and its gradient in one pass, like `ascend_grad.cross_entropy`.
 
-    It is `ascend_grad.cross_entropy` for JAX, with the same formula and the same options.
+    The loss of a row is ``logsumexp(row) - row[target]``. The result is the mean by default::
+
+        loss = agj.cross_entropy(logits, target)
+        grad = jax.grad(agj.cross_entropy)(logits, target)
 
     Returns
     -------

@@ -47,10 +47,13 @@ def linear_cross_entropy(
     num_threads: int | None = None,
     **options: Any,
 ) -> jax.Array | LossResult[jax.Array]:
-    r"""Compute the cross-entropy loss of a linear layer, without storing all logits.
+    r"""Compute the cross-entropy loss of a linear layer in bounded memory, like `ascend_grad.linear_cross_entropy`.
 
-    It is `ascend_grad.linear_cross_entropy` for JAX, with the same formula and the same options. `jax.grad` computes
-    the gradients with respect to `input`, `weight` and `bias` that are needed.
+    The logits are ``input @ weight.T``. The loss of a row is ``logsumexp(row) - row[target]``. The result is the
+    mean by default::
+
+        loss = agj.linear_cross_entropy(input, weight, target)
+        input_grad, weight_grad = jax.grad(agj.linear_cross_entropy, argnums=(0, 1))(input, weight, target)
 
     Returns
     -------

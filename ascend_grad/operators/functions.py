@@ -26,7 +26,7 @@ def softmax_backward(
 ) -> NDArray:
     r"""Compute the gradient with respect to the input of a softmax.
 
-    It returns ``(g - sum(g * y)) * y`` along `axis`, for the gradient g and the result y of the softmax::
+    It returns ``(g - sum(g * y)) * y`` along the axis, for the gradient g and the result y of the softmax::
 
         grad = ag.softmax_backward(grad_output, ag.softmax(x))
 
@@ -40,6 +40,14 @@ def softmax_backward(
         The axis of the softmax. (The default of SciPy's functions is all axes.)
     dim : int, optional
         Another name of `axis`.
+
+    Returns
+    -------
+    ndarray
+        The gradient, of the shape and dtype of `grad_output`.
+
+    Other Parameters
+    ----------------
     out : ndarray or tensor, optional
         The array for the result, which is returned instead of a new, C-contiguous one: of the result's shape, any
         strides, and any of the four floating dtypes (the accumulator is rounded once, to that dtype). It may be one of
@@ -49,11 +57,6 @@ def softmax_backward(
     num_threads : int, optional
         Number of threads on the CPU; default: `set_num_threads`, then ``ASCEND_GRAD_NUM_THREADS``, then OpenMP's own
         setting. The result does not depend on it.
-
-    Returns
-    -------
-    ndarray
-        The gradient, of the shape and dtype of `grad_output`.
 
     Raises
     ------
@@ -113,7 +116,7 @@ def log_softmax_backward(
 ) -> NDArray:
     r"""Compute the gradient with respect to the input of a log-softmax.
 
-    It returns ``g - exp(y) * sum(g)`` along `axis`, for the gradient g and the result y of the log-softmax::
+    It returns ``g - exp(y) * sum(g)`` along the axis, for the gradient g and the result y of the log-softmax::
 
         grad = ag.log_softmax_backward(grad_output, ag.log_softmax(x))
 
@@ -329,8 +332,8 @@ def fused_linear_cross_entropy_loss_grad(
     softmax: ArrayLike | None = None,
     *,
     output_mask: Sequence[bool] = (True, True),
-    workspace_bytes: int | None = None,
     filter_eps: float = 0.0,
+    workspace_bytes: int | None = None,
     out: Sequence[NDArray | None] | None = None,
     backend: str | None = None,
     num_threads: int | None = None,

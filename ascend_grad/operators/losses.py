@@ -41,11 +41,11 @@ def cross_entropy(
     denominator: float | None = None,
     logit_scale: float = 1.0,
     softcap: float | None = None,
+    outputs: Sequence[Literal["lse", "log_prob", "entropy", "predicted", "correct"]] = (),
     grad_loss: ArrayLike | None = None,
     grad_lse: ArrayLike | None = None,
     grad_log_prob: ArrayLike | None = None,
     grad_entropy: ArrayLike | None = None,
-    outputs: Sequence[Literal["lse", "log_prob", "entropy", "predicted", "correct"]] = (),
     return_grad: bool = True,
     out: NDArray | None = None,
     backend: str | None = None,
@@ -85,7 +85,6 @@ def cross_entropy(
     grad_lse, grad_log_prob, grad_entropy : array_like, optional
         The gradients with respect to the outputs, in their shapes, of any of the four dtypes; default: 0. They count
         whatever the token weight is. Elements of ignored rows and targets are not read.
-    .. options:: outputs
     return_grad : bool, default True
         Whether to compute the gradient at all.
     out : ndarray or tensor, optional
@@ -178,12 +177,7 @@ def linear_cross_entropy(
     *,
     reduction: Literal["mean", "sum", "none"] = "mean",
     ignore_index: int = -100,
-    grad_loss: ArrayLike | None = None,
     vocab_start_index: int = 0,
-    return_grad: bool = True,
-    output_mask: Sequence[bool] = (True, True),
-    workspace_bytes: int | None = None,
-    filter_eps: float = 0.0,
     token_weight: ArrayLike | None = None,
     class_weight: ArrayLike | None = None,
     target_prob: ArrayLike | None = None,
@@ -195,6 +189,11 @@ def linear_cross_entropy(
     logit_scale: float = 1.0,
     softcap: float | None = None,
     outputs: Sequence[str] = (),
+    grad_loss: ArrayLike | None = None,
+    return_grad: bool = True,
+    output_mask: Sequence[bool] = (True, True),
+    filter_eps: float = 0.0,
+    workspace_bytes: int | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> LossResult[NDArray]:
@@ -219,14 +218,14 @@ def linear_cross_entropy(
         The loss is the mean or the sum over the rows that are not ignored, or one number per row, 0 for ignored rows.
     ignore_index : int, default -100
         Rows with this target have no loss and no gradient.
+    vocab_start_index : int, default 0
+        The id of the first row of `weight`.
+    .. options::
     grad_loss : float or array_like, shape (BT,), optional
         The gradient with respect to the loss, default 1: one number or, with ``reduction="none"``, also an array of any
         of the four dtypes with one number per row.
-    vocab_start_index : int, default 0
-        The id of the first row of `weight`.
     return_grad : bool, default True
         Whether to compute gradients at all.
-    .. options::
 
     Returns
     -------
@@ -269,8 +268,8 @@ def linear_cross_entropy(
 
     By default :math:`z = X W^T` and :math:`\mathrm{loss}_i = \mathrm{lse}_i - z_{i t_i}`.
 
-    The gradient of the bias is never filtered by `filter_eps`. Of the options from `token_weight` on, a device takes
-    `token_weight`, `class_weight`, `denominator` and the outputs `lse` and `log_prob`.
+    The gradient of the bias is never filtered by `filter_eps`. Of the options from `token_weight` to `outputs`, a
+    device takes `token_weight`, `class_weight`, `denominator` and the outputs `lse` and `log_prob`.
 
     Names and meanings of the arguments follow ``torch.nn.functional.linear_cross_entropy``. The formulas follow
     `fused_linear_online_max_sum`, `fused_cross_entropy_loss_with_max_sum` and `fused_linear_cross_entropy_loss_grad`.
@@ -317,14 +316,7 @@ def linear_cross_entropy_backward(
     entropy: ArrayLike | None = None,
     reduction: Literal["mean", "sum", "none"] = "mean",
     ignore_index: int = -100,
-    grad_loss: ArrayLike | None = None,
-    grad_lse: ArrayLike | None = None,
-    grad_log_prob: ArrayLike | None = None,
-    grad_entropy: ArrayLike | None = None,
     vocab_start_index: int = 0,
-    output_mask: Sequence[bool] = (True, True),
-    workspace_bytes: int | None = None,
-    filter_eps: float = 0.0,
     token_weight: ArrayLike | None = None,
     class_weight: ArrayLike | None = None,
     target_prob: ArrayLike | None = None,
@@ -335,6 +327,13 @@ def linear_cross_entropy_backward(
     bias: ArrayLike | None = None,
     logit_scale: float = 1.0,
     softcap: float | None = None,
+    grad_loss: ArrayLike | None = None,
+    grad_lse: ArrayLike | None = None,
+    grad_log_prob: ArrayLike | None = None,
+    grad_entropy: ArrayLike | None = None,
+    output_mask: Sequence[bool] = (True, True),
+    filter_eps: float = 0.0,
+    workspace_bytes: int | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
 ) -> LinearCrossEntropyGradients:
@@ -343,7 +342,7 @@ def linear_cross_entropy_backward(
     The logits are computed again, block by block. The result is a named tuple::
 
         loss = ag.linear_cross_entropy(x, w, target, return_grad=False, outputs=("lse",))
-        input_grad, weight_grad = ag.linear_cross_entropy_backward(x, w, target, loss.lse, grad_loss=2.0)
+        input_grad, weight_grad, _ = ag.linear_cross_entropy_backward(x, w, target, lse=loss.lse, grad_loss=2.0)
 
     Parameters
     ----------

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 #: Minimum of the argument `workspace_bytes`.
@@ -201,6 +201,25 @@ OUTPUTS = {
 
 #: Arguments with upstream gradients of outputs.
 OUTPUT_GRADIENTS = tuple(f"grad_{name}" for name, output in OUTPUTS.items() if output.has_gradient)
+
+#: The groups of parameters in signatures and documentation, in this order. Other parameters belong to the first group.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "loss": (),
+    "outputs": ("outputs",),
+    "gradients": (
+        *("grad_loss", *OUTPUT_GRADIENTS, "return_grad", "output_mask", "filter_eps"),
+        *("reduce_input_grad", "reduce_weight_grad"),
+    ),
+    "memory and threads": ("out", "workspace_bytes", "deterministic", "backend", "num_threads"),
+}
+
+
+def by_group(parameters: Iterable[str]) -> dict[str, list[str]]:
+    """Return names of parameters by the title of their group."""
+    found: dict[str, list[str]] = {title: [] for title in GROUPS}
+    for name in parameters:
+        found[next((title for title, names in GROUPS.items() if name in names), "loss")].append(name)
+    return found
 
 
 def statistics_for_backward(outputs: Collection[str]) -> tuple[str, ...]:

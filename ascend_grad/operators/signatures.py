@@ -9,7 +9,10 @@ function that have no other line. With names of options after the colons, it get
 ``as in `function```, one entry of the others that refers to this function.
 
 A function that is `like` another one documents what differs: parameters and exceptions without an entry have the other
-function's, and so has the section Returns. The `Words` of a library may have other exceptions.
+function's, and so has the section Returns. The `Words` of a library may have other exceptions. Without a call of the
+function before the sections, the other function's text and call follow the first line.
+
+Parameters are in groups (`options.GROUPS`). Those of the last group are in the section Other Parameters.
 """
 
 from __future__ import annotations
@@ -20,13 +23,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
-from .options import NAMES, NUMBER, NUMBER_OR_PER_ROW, OPTIONS, OUTPUTS, PER_CLASS, PER_ROW, PER_TARGET, Option
+from .options import NAMES, NUMBER, NUMBER_OR_PER_ROW, OPTIONS, OUTPUTS, PER_CLASS, PER_ROW, PER_TARGET, by_group
 
 _LINE = re.compile(r"^( *)\.\. options::(.*)$", re.MULTILINE)
-_TITLES = "Parameters", "Returns", "Raises", "Notes", "Examples"
+_TITLES = "Parameters", "Returns", "Other Parameters", "Raises", "Notes", "Examples"
 _TITLE = re.compile(rf"^({'|'.join(_TITLES)})\n-+\n", re.MULTILINE)
 _LINE_BELOW_TITLE = re.compile(r"\n( +)---")
 _ENTRY = re.compile(r"^(\S.*)\n((?: .*\n)+)", re.MULTILINE)
+_MODULE = re.compile(r"\bag[tjd]?\.")
+_GROUPS = "The parameters are grouped: "
 _Function = TypeVar("_Function", bound=Callable)
 
 
@@ -42,6 +47,8 @@ class Words(NamedTuple):
     errors: str = ""
     #: Parameters that differ from those for NumPy, as in the section Parameters.
     parameters: str = ""
+    #: The name of the module in calls.
+    module: str = "ag"
 
 
 NUMPY = Words()
@@ -80,11 +87,11 @@ def completed(options: Mapping[str, Any], defaults: dict[str, Any], function: st
 
 
 def with_options(
-    defaults: Mapping[str, Any], words: Words = NUMPY, like: Callable | None = None, **names: str
+    defaults: Mapping[str, Any], words: Words = NUMPY, like: Callable | None = None
 ) -> Callable[[_Function], _Function]:
     """Return a decorator that replaces ``**options`` in a signature by these options, and documents them.
 
-    `like` is a function that documents the rest, and `names` has other names of options.
+    `like` is a function that documents the rest.
     """
     from inspect import Parameter, signature
 
@@ -96,23 +103,22 @@ def with_options(
             Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name])
             for name in dict.fromkeys([*first, *defaults])
         ]
-        function.__signature__ = of_function.replace(parameters=own + further)
-        _fill_in(function, tuple(defaults), words, names)
-        return _completed_like(function, [each.name for each in own + further], words, like)
+        given = {each.name: each for each in own + further}
+        parameters = [name for names in by_group(given).values() for name in names]
+        function.__signature__ = of_function.replace(parameters=[given[name] for name in parameters])
+        _fill_in(function, tuple(defaults), words)
+        return _completed_like(function, parameters, words, like)
 
     return fill
 
 
-def documented(words: Words = NUMPY, like: Callable | None = None, **names: str) -> Callable[[_Function], _Function]:
-    """Return a decorator that fills in the entries of options, and what the docstring of the function `like` has.
-
-    `names` has other names of options.
-    """
+def documented(words: Words = NUMPY, like: Callable | None = None) -> Callable[[_Function], _Function]:
+    """Return a decorator that fills in the entries of options, and what the docstring of the function `like` has."""
 
     def fill(function: Any) -> Any:
         code = function.__code__
         parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        _fill_in(function, tuple(name for name in parameters if name in OPTIONS), words, names)
+        _fill_in(function, tuple(name for name in parameters if name in OPTIONS), words)
         return _completed_like(function, parameters, words, like)
 
     return fill
@@ -124,17 +130,16 @@ def _with_entries(function: Any) -> list[str]:
     return [name for _, which in lines if not which.strip().startswith("as in ") for name in which.split()]
 
 
-def _fill_in(function: Any, options: tuple[str, ...], words: Words, names: dict[str, str]) -> None:
+def _fill_in(function: Any, options: tuple[str, ...], words: Words) -> None:
     documented_here = _with_entries(function)
 
     def entries(match: re.Match) -> str:
         which = match[2].strip()
+        others = [name for name in options if name not in documented_here]
         if which.startswith("as in "):
-            others = (names.get(name, name) for name in options if name not in documented_here)
             text = f"{', '.join(others)}\n    A{which[1:]}."
         else:
-            of_all = [name for name in options if name not in documented_here]
-            text = "\n".join(_entry(name, words, names) for name in which.split() or of_all)
+            text = "\n".join(_entry(name, words) for name in which.split() or others)
         return textwrap.indent(text, match[1])
 
     if function.__doc__ is not None:  # python -OO removes docstrings
@@ -142,25 +147,33 @@ def _fill_in(function: Any, options: tuple[str, ...], words: Words, names: dict[
 
 
 def _completed_like(function: Any, parameters: Sequence[str], words: Words, like: Callable | None) -> Any:
-    """Complete a docstring by parameters, results and exceptions of the docstring of another function."""
+    """Complete a docstring by text, parameters, results and exceptions of the docstring of another function."""
     if like is None or function.__doc__ is None or like.__doc__ is None:
         return function
     own, other = _sections(function.__doc__), _sections(like.__doc__)
-    own_entries, other_entries = (
-        _entries(own.get("Parameters", "")),
-        _entries(other["Parameters"]) | _entries(words.parameters),
-    )
-    names_of: dict[tuple[str, str], list[str]] = {}  # by type and text, which several parameters may share
+    if f"{function.__name__}(" not in own[""]:
+        first, _, further = own[""].partition("\n\n")
+        text = other[""].partition("\n\n")[2].partition(_GROUPS)[0].rstrip()
+        text = _MODULE.sub(f"{words.module}.", text).replace(f"{like.__name__}(", f"{function.__name__}(")
+        own[""] = f"{first.rstrip()}\n\n{text}\n\n{further}"
+    groups = by_group(parameters)
+    ends = {title: dict.fromkeys((f"`{names[0]}`", f"`{names[-1]}`")) for title, names in groups.items() if names}
+    if len(ends) > 2:
+        text = ", ".join(f"{title} ({' to '.join(names)})" for title, names in ends.items())
+        own[""] = f"{own[''].rstrip()}\n\n{textwrap.fill(_GROUPS + text, 116)}."
+    own_entries = _entries(own.get("Parameters", ""))
+    other_entries = _entries(other["Parameters"] + other.get("Other Parameters", "")) | _entries(words.parameters)
+    names_of: dict[tuple[str, str, str], list[str]] = {}  # by section, type and text, which several may share
     for name in parameters:
         kind, text = own_entries.get(name) or other_entries[name]
         if name not in own_entries:
             kind = kind.replace("array_like", words.array)
-        names_of.setdefault((kind, text), []).append(name)
-    own["Parameters"] = "".join(f"{', '.join(names)}{kind}\n{text}" for (kind, text), names in names_of.items())
-    if "Returns" not in own:
-        own["Returns"] = (
-            other["Returns"] if words.array == NUMPY.array else other["Returns"].replace("ndarray", words.array)
-        )
+        title = "Other Parameters" if name in groups["memory and threads"] else "Parameters"
+        names_of.setdefault((title, kind, text), []).append(name)
+    own["Parameters"] = ""
+    for (title, kind, text), names in names_of.items():
+        own[title] = own.get(title, "") + f"{', '.join(names)}{kind}\n{text}"
+    own.setdefault("Returns", other["Returns"].replace("ndarray", words.array.replace("array_like", "ndarray")))
     exceptions = _entries(words.errors or other["Raises"]) | _entries(own.get("Raises", ""))
     own["Raises"] = "".join(f"{name}\n{text}" for name, (_, text) in exceptions.items())
     sections = [f"\n\n{title}\n{'-' * len(title)}\n{own[title].rstrip()}" for title in _TITLES if title in own]
@@ -185,7 +198,7 @@ def _entries(section: str) -> dict[str, tuple[str, str]]:
     return entries
 
 
-def _entry(name: str, words: Words, names: dict[str, str]) -> str:
+def _entry(name: str, words: Words) -> str:
     """Return the entry of an option as numpydoc has it."""
     option = OPTIONS[name]
     outputs = ", ".join(f'"{each}"' for each in OUTPUTS)
@@ -198,12 +211,12 @@ def _entry(name: str, words: Words, names: dict[str, str]) -> str:
         NAMES: f"sequence of {{{outputs}}}",
     }
     default = "optional" if option.default is None else f"default {option.default}"
-    return f"{names.get(name, name)} : {kinds[option.kind]}, {default}\n{_text(option)}"
+    return f"{name} : {kinds[option.kind]}, {default}\n{_text(name)}"
 
 
 @cache
-def _text(option: Option) -> str:
-    text = option.text
-    if option.kind in (PER_ROW, PER_CLASS, PER_TARGET):
+def _text(name: str) -> str:
+    text = OPTIONS[name].text
+    if OPTIONS[name].kind in (PER_ROW, PER_CLASS, PER_TARGET):
         text += " Of any of the four dtypes."
     return textwrap.indent(textwrap.fill(text, 108), "    ")

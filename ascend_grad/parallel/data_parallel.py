@@ -57,9 +57,12 @@ def data_parallel_linear_cross_entropy(
 ) -> LossResult[NDArray]:
     """Compute the cross-entropy loss of a linear layer and its gradients, with the tokens split over ranks.
 
-    Loss and weight gradient are what `ascend_grad.linear_cross_entropy` computes from the tokens of all ranks. A mean
-    is over the tokens of all ranks that are not ignored; it is not a mean of the ranks' means. By default the sum of
-    the weights of the tokens of all ranks divides it.
+    Loss and weight gradient are what `ascend_grad.linear_cross_entropy` computes from the tokens of all ranks::
+
+        loss, input_grad, weight_grad = parallel.data_parallel_linear_cross_entropy(x, weight, target, comm=comm)
+
+    A mean is over the tokens of all ranks that are not ignored; it is not a mean of the ranks' means. By default the
+    sum of the weights of the tokens of all ranks divides it.
 
     Parameters
     ----------

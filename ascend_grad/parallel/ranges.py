@@ -9,7 +9,7 @@ _NAME = "parallel.vocab_range"
 
 
 def vocab_range(vocab_size: int, rank: int, size: int) -> tuple[int, int]:
-    """Return the range of the vocabulary that a rank holds if ranges are as equal as possible.
+    """Return a rank's range of the vocabulary, as equal as possible: ``start, stop = vocab_range(V, rank, size)``.
 
     Parameters
     ----------

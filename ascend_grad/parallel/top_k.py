@@ -48,7 +48,9 @@ def linear_top_k(
     """Compute the k largest log-probabilities of a linear layer for each row, with the vocabulary split over ranks.
 
     All ranks of `comm` call it with the same tokens, each with its own rows of the weight. The results are what
-    `ascend_grad.linear_top_k` computes from the whole weight, on every rank.
+    `ascend_grad.linear_top_k` computes from the whole weight, on every rank::
+
+        log_prob, index = parallel.linear_top_k(input, weight_shard, k, comm=comm)
 
     Parameters
     ----------

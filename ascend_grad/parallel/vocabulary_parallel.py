@@ -54,9 +54,12 @@ def linear_cross_entropy(
     """Compute the cross-entropy loss of a linear layer and its gradients, with the vocabulary split over ranks.
 
     All ranks of `comm` call it with the same tokens, each with its own rows of the weight. Loss and gradients are what
-    `ascend_grad.linear_cross_entropy` computes from the whole weight. All ranks pass `class_weight`, or none, in the
-    order of the rows of `weight_shard`; likewise `bias`.
-    The other options are the same on all ranks, but for `num_threads`.
+    `ascend_grad.linear_cross_entropy` computes from the whole weight::
+
+        loss, input_grad, weight_grad = parallel.linear_cross_entropy(input, weight_shard, target, comm=comm)
+
+    All ranks pass `class_weight`, or none, in the order of the rows of `weight_shard`; likewise `bias`. The other
+    options are the same on all ranks, but for `num_threads`.
 
     Parameters
     ----------
@@ -168,8 +171,11 @@ def linear_cross_entropy_backward(
     """Compute the gradients of `linear_cross_entropy` and of its outputs, for upstream gradients that are known later.
 
     All ranks of `comm` call it with the same tokens, each with its own rows of the weight. The gradients are what
-    `ascend_grad.linear_cross_entropy_backward` computes from the whole weight. The logits are computed again. Upstream
-    gradients that are None stand for 0, `grad_loss` among them.
+    `ascend_grad.linear_cross_entropy_backward` computes from the whole weight::
+
+        gradients = parallel.linear_cross_entropy_backward(x, weight_shard, target, comm=comm, lse=lse, grad_loss=1.0)
+
+    The logits are computed again. Upstream gradients that are None stand for 0, `grad_loss` among them.
 
     Parameters
     ----------

@@ -1,14 +1,14 @@
 """The operators for PyTorch tensors, with gradients: functions and modules that replace torch's own.
 
-Tensors are on the CPU or, with torch_npu, on an Ascend NPU, which then computes. (The latter is tested on a test
-double; it has not run on hardware yet.)
-
 >>> import torch
 >>> import ascend_grad.torch as agt
->>> x = torch.zeros(2, 4, requires_grad=True)
->>> agt.softmax(x)[0, 0].backward()
->>> x.grad[0]
-tensor([ 0.1875, -0.0625, -0.0625, -0.0625])
+>>> logits = torch.zeros(2, 4, requires_grad=True)
+>>> agt.cross_entropy(logits, torch.tensor([0, 3])).backward()
+>>> logits.grad[0]
+tensor([-0.3750,  0.1250,  0.1250,  0.1250])
+
+Tensors are on the CPU or, with torch_npu, on an Ascend NPU, which then computes. (The latter is tested on a test
+double; it has not run on hardware yet.)
 """
 
 try:

@@ -96,7 +96,14 @@ register_gradient(_NAME, _CrossEntropyOfOperator)
 
 #: The options beside `weight` (the class weights) and the outputs.
 _OPTIONS = options_of(of_logits=True, without=("class_weight", "outputs"))
-WORDS = Words("torch.Tensor", "float or torch.Tensor, shape ()", rows="", targets="", errors=ERRORS)
+_PARAMETERS = """
+weight : torch.Tensor, shape (C,), optional
+    A weight for each class. The mean is then the sum of the weighted losses divided by the sum of their weights.
+outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
+    Further results. The first three are differentiable, too. The second has the shape of `target`. The last exists
+    without `target_prob`.
+"""
+WORDS = Words("torch.Tensor", "float or torch.Tensor, shape ()", "", targets="", errors=ERRORS, parameters=_PARAMETERS)
 
 
 @overload
@@ -125,6 +132,10 @@ def cross_entropy(
 ) -> torch.Tensor | LossResult[torch.Tensor]:
     r"""Compute the loss of `torch.nn.functional.cross_entropy`, in one pass over the rows with its gradient.
 
+    The loss of a row is ``logsumexp(row) - row[target]``. The result is the mean by default::
+
+        loss = agt.cross_entropy(logits, target)
+
     The first arguments are torch's. `ascend_grad.cross_entropy` describes the formula with the options of this library.
 
     Parameters
@@ -134,11 +145,6 @@ def cross_entropy(
     target : torch.Tensor of an integer dtype, shape (), (N,) or (N, d1, ...); or floating, with the shape of `input`
         The class of each row, in [0, C), or `ignore_index`. With `target_prob` there is one more dimension, the last
         one, of K classes. A tensor of a floating dtype has probabilities of all classes.
-    weight : torch.Tensor, shape (C,), optional
-        A weight for each class. The mean is then the sum of the weighted losses divided by the sum of their weights.
-    outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
-        Further results. The first three are differentiable, too. The second has the shape of `target`. The last exists
-        without `target_prob`.
     .. options::
 
     Returns

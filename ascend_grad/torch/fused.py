@@ -152,7 +152,7 @@ def fused_linear_online_max_sum(
 ) -> OnlineMaxSum:
     r"""Compute statistics of a linear layer's logits over one shard of the vocabulary, without storing all logits.
 
-    It is `ascend_grad.fused_linear_online_max_sum` for tensors, and has no gradient: see Notes.
+    The results have no gradient: see Notes.
 
     Notes
     -----
@@ -195,8 +195,7 @@ def fused_cross_entropy_loss_with_max_sum(
 ) -> tuple[torch.Tensor, torch.Tensor | Any]:
     r"""Compute the cross-entropy loss of each row from statistics of its logits, and the softmax if logits are given.
 
-    It is `ascend_grad.fused_cross_entropy_loss_with_max_sum` for tensors. Like `fused_linear_online_max_sum`, it has no
-    gradient.
+    Like those of `fused_linear_online_max_sum`, the results have no gradient.
 
     Examples
     --------
@@ -236,13 +235,13 @@ def fused_linear_cross_entropy_loss_grad(
     softmax: torch.Tensor | None = None,
     *,
     output_mask: Sequence[bool] = (True, True),
-    workspace_bytes: int | None = None,
     filter_eps: float = 0.0,
+    workspace_bytes: int | None = None,
     num_threads: int | None = None,
 ) -> tuple[torch.Tensor | Any, torch.Tensor | Any]:
     r"""Compute the gradients of a linear layer followed by a cross-entropy loss, without storing all logits.
 
-    It is `ascend_grad.fused_linear_cross_entropy_loss_grad` for tensors, and cannot be differentiated once more.
+    The results cannot be differentiated once more.
 
     Raises
     ------

@@ -12,12 +12,12 @@ import ascend_grad as ag
 from ..arguments import shown
 from ..errors import ParamInvalidError, ParamTypeError
 from ..operators.results import LossResult
-from ..operators.signatures import Words, completed, options_of, with_options
+from ..operators.signatures import completed, options_of, with_options
+from .cross_entropy import WORDS
 from .linear_loss import Names, Options, autocast_device, checked, refuse, unrounded_loss
 from .loss_operators import with_probabilities
 from .outputs import requested
 from .positions import loss_of_positions
-from .tensors import ERRORS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,14 +32,7 @@ _NAME = Names().operator
 
 #: The options that torch's function does not have, without the outputs.
 _OPTIONS = options_of(without=("bias", "class_weight", "label_smoothing", "outputs"))
-_WORDS = Words(
-    "torch.Tensor",
-    "float or torch.Tensor, shape ()",
-    ", shape (N,) or ()",
-    ", shape (C,)",
-    ", shape (N, K) or (K,)",
-    errors=ERRORS,
-)
+_WORDS = WORDS._replace(rows=", shape (N,) or ()", classes=", shape (C,)", targets=", shape (N, K) or (K,)")
 
 
 @overload
@@ -76,8 +69,12 @@ def linear_cross_entropy(
 ) -> torch.Tensor | LossResult[torch.Tensor]:
     r"""Compute the loss of `torch.nn.functional.linear_cross_entropy` without storing all logits.
 
-    The first arguments are torch's. `ascend_grad.linear_cross_entropy` describes the formula with the options of this
-    library.
+    The logits are ``input @ linear_weight.T``. The loss of a row is ``logsumexp(row) - row[target]``. The result is
+    the mean by default::
+
+        loss = agt.linear_cross_entropy(input, linear_weight, target)
+
+    The first arguments are torch's. The notes of `ascend_grad.linear_cross_entropy` have the formula.
 
     Parameters
     ----------
@@ -96,17 +93,11 @@ def linear_cross_entropy(
         the gradient of `input` and all of that of `linear_weight` are NaN.
     linear_bias : torch.Tensor, shape (C,), optional
         The layer's bias, of any of the four dtypes.
-    weight : torch.Tensor, shape (C,), optional
-        A weight for each class. The mean is then the sum of the weighted losses divided by the sum of their weights.
     ignore_index : int, optional
         Rows with this target have no loss and no gradient; None is -100.
-    label_smoothing : float or torch.Tensor, shape (), default 0.0
-        The share of the loss that goes to all classes, from 0 to 1.
+    .. options:: label_smoothing
     options : torch.nn.LinearCrossEntropyOptions, optional
         Accepted, without an effect: memory is bounded, sums are in float32 or better, and ``retain_graph=True`` works.
-    outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
-        Further results. The first three are differentiable, too. The second has the shape of `target`. The last exists
-        without `target_prob`.
     group : torch.distributed.ProcessGroup, optional
         The processes that the classes are split over, as in `ascend_grad.parallel.linear_cross_entropy`. Each process
         has its rows of `linear_weight`; all have the same `input` and `target`, and get the same loss and gradient of

@@ -79,6 +79,8 @@ _OPTIONS = {
 class LinearCrossEntropyLoss(_Module):
     """A linear layer with its cross-entropy loss, like `torch.nn.LinearCrossEntropyLoss`, but without logits in memory.
 
+    ``loss = agt.LinearCrossEntropyLoss(in_features, num_classes)(input, target)`` is the mean over the rows by default.
+
     Parameters
     ----------
     in_features, num_classes : int
@@ -94,9 +96,9 @@ class LinearCrossEntropyLoss(_Module):
         As in `linear_cross_entropy`.
     linear_weight : torch.nn.Parameter, of the shape of ``linear.weight``, optional
         The weight of another layer, such as an embedding, that this layer shares. `device` and `dtype` are ignored.
+    .. options:: as in `linear_cross_entropy`
     outputs
         As in `linear_cross_entropy`.
-    .. options:: as in `linear_cross_entropy`
 
     Raises
     ------

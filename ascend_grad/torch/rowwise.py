@@ -131,21 +131,6 @@ def softmax(
 ) -> torch.Tensor:
     """Compute the softmax along one dimension, like `torch.softmax`.
 
-    Parameters
-    ----------
-    dim : int, default -1
-        The dimension of the softmax.
-    axis : int, optional
-        Another name of `dim`.
-    dtype : torch.dtype, optional
-        The dtype that `input`, of any real dtype, is converted to first: float32, float16, bfloat16 or float64. The
-        gradient has the dtype of `input`.
-
-    Returns
-    -------
-    torch.Tensor
-        A contiguous tensor of `dtype`, by default of the dtype of `input`.
-
     Examples
     --------
     >>> import torch
@@ -157,7 +142,7 @@ def softmax(
     return _along(_Softmax, "softmax", input, dim=dim, axis=axis, num_threads=num_threads)
 
 
-@documented(TENSORS, like=softmax)
+@documented(TENSORS, like=ag.log_softmax)
 def log_softmax(
     input: torch.Tensor,
     dim: int = -1,
@@ -188,7 +173,7 @@ def scaled_masked_softmax(
     *,
     num_threads: int | None = None,
 ) -> torch.Tensor:
-    r"""Compute the softmax over the last dimension of (-10000 where `mask` is True, else :math:`x\cdot` scale).
+    """Compute the scaled and masked softmax over the last dimension, like `ascend_grad.scaled_masked_softmax`.
 
     Parameters
     ----------
@@ -292,8 +277,7 @@ def scaled_masked_softmax_backward(
 ) -> torch.Tensor:
     r"""Compute the gradient with respect to the input of a scaled and masked softmax.
 
-    It is `ascend_grad.scaled_masked_softmax_backward` for tensors. The result has gradients of any order with
-    respect to `grad_output` and `y`.
+    The result has gradients of any order with respect to `grad_output` and `y`.
 
     Examples
     --------

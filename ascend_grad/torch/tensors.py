@@ -20,7 +20,17 @@ UnsupportedDeviceError
 BackendUnavailableError
     A tensor is neither on the CPU nor on a usable Ascend NPU.
 """
-TENSORS = Words("torch.Tensor", errors=ERRORS)
+#: Parameters of several functions, with torch's names.
+_PARAMETERS = """
+dim : int, default -1
+    The dimension of the softmax.
+axis : int, optional
+    Another name of `dim`.
+dtype : torch.dtype, optional
+    The dtype that `input`, of any real dtype, is converted to first: float32, float16, bfloat16 or float64. The
+    gradient has the dtype of `input` before.
+"""
+TENSORS = Words("torch.Tensor", errors=ERRORS, parameters=_PARAMETERS, module="agt")
 
 # torch has only private functions to ask whether `torch.func` transforms functions, how many modes handle operators or
 # functions, and whether a tensor has storage. Tensors of transforms have no storage. Neither have tensors of the older

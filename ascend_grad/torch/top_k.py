@@ -75,8 +75,8 @@ def linear_top_k(
 ) -> LinearTopK[torch.Tensor]:
     """Compute the k largest log-probabilities of a linear layer for each row, without storing all logits.
 
-    It is `ascend_grad.linear_top_k` for tensors. The log-probabilities have a gradient. If a tensor requires it, they
-    are computed a second time, by `linear_cross_entropy` with the indices as targets.
+    The log-probabilities have a gradient. If a tensor requires it, they are computed a second time, by
+    `linear_cross_entropy` with the indices as targets.
 
     Parameters
     ----------

@@ -113,7 +113,7 @@ def test_the_signature_is_that_of_torch():
     torchs = inspect.signature(torch.nn.LinearCrossEntropyLoss).parameters
     ours = inspect.signature(agt.LinearCrossEntropyLoss).parameters
     assert list(ours) == [
-        *torchs, "linear_weight", "outputs", "lse_square_scale", "temperature", "logit_scale", "softcap"
+        *torchs, "linear_weight", "lse_square_scale", "temperature", "logit_scale", "softcap", "outputs"
     ]  # fmt: skip
     assert [(ours[name].kind, ours[name].default) for name in torchs] == [
         (each.kind, each.default) for each in torchs.values()

@@ -168,6 +168,9 @@ def linear_cross_entropy(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Compute the cross-entropy loss of a linear layer, like ``cut_cross_entropy.linear_cross_entropy``.
 
+    The logits are ``e @ c.T``, and the loss of a row is ``logsumexp(row) - row[target]``. By default,
+    ``loss = linear_cross_entropy(e, c, targets)`` is the mean over the rows that are not ignored.
+
     Parameters
     ----------
     e : torch.Tensor, shape (..., H)
@@ -328,9 +331,9 @@ class LinearCrossEntropy(torch.nn.Module):
 
     Parameters
     ----------
-    ignore_index, softcap, reduction, shift, filter_eps, accum_e_fp32, accum_c_fp32, filter_e_grad, filter_c_grad, impl
+    ignore_index, softcap, reduction, shift, filter_eps, accum_e_fp32, accum_c_fp32, filter_e_grad, filter_c_grad
         As in `linear_cross_entropy`.
-    return_lse : bool, default False
+    impl, return_lse
         As in `linear_cross_entropy`.
 
     Examples
@@ -415,7 +418,7 @@ def compute_z_loss(
     ignore_index: int = IGNORE_INDEX,
     reduction: Literal["mean", "sum", "none"] = "mean",
 ) -> torch.Tensor:
-    """Compute the squares of `lse`, or their mean or sum, like ``cut_cross_entropy.utils.compute_z_loss``.
+    """Compute the squares of `lse`, their mean or sum, like ``cut_cross_entropy.utils.compute_z_loss(lse, targets)``.
 
     Parameters
     ----------

@@ -27,6 +27,8 @@ __all__ = [
     "npu_fused_linear_online_max_sum",
 ]
 
+_WORDS = TENSORS._replace(module="torch_npu")
+
 
 def _call(name: str, function: Callable, *arguments: Any, **keywords: Any) -> Any:
     """Call a function. Its errors name the operator `name`."""
@@ -37,7 +39,7 @@ def _call(name: str, function: Callable, *arguments: Any, **keywords: Any) -> An
         raise
 
 
-@documented(TENSORS, like=fused_linear_online_max_sum)
+@documented(_WORDS, like=fused_linear_online_max_sum)
 def npu_fused_linear_online_max_sum(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -70,7 +72,7 @@ def npu_fused_linear_online_max_sum(
     return logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, logits
 
 
-@documented(TENSORS, like=fused_cross_entropy_loss_with_max_sum)
+@documented(_WORDS, like=fused_cross_entropy_loss_with_max_sum)
 def npu_fused_cross_entropy_loss_with_max_sum(
     logits_max: torch.Tensor,
     sum_exp_logits: torch.Tensor,
@@ -120,7 +122,7 @@ def npu_fused_cross_entropy_loss_with_max_sum(
     )
 
 
-@documented(TENSORS, like=fused_linear_cross_entropy_loss_grad)
+@documented(_WORDS, like=fused_linear_cross_entropy_loss_grad)
 def npu_fused_linear_cross_entropy_loss_with_max_sum_backward(
     grad: torch.Tensor,
     input: torch.Tensor,

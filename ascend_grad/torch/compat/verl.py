@@ -30,6 +30,8 @@ def linear_cross_entropy(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the log-probability of each label and the entropy of each token, like verl's ``linear_cross_entropy``.
 
+    ``logprobs, entropy = linear_cross_entropy(hidden, weight, labels)`` are of the logits ``hidden @ weight.T``.
+
     Parameters
     ----------
     hidden : torch.Tensor, shape (..., H)

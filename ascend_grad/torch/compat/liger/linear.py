@@ -159,6 +159,9 @@ def liger_fused_linear_cross_entropy(
 def liger_fused_linear_cross_entropy(*arguments: Any, **settings: Any) -> torch.Tensor | CrossEntropyOutput:
     """Compute the cross-entropy loss of a linear layer, like Liger Kernel's ``liger_fused_linear_cross_entropy``.
 
+    The logits are ``input @ weight.T``, and the loss of a row is ``logsumexp(row) - row[target]``. By default,
+    ``loss = liger_fused_linear_cross_entropy(input, weight, target)`` is the mean over the rows that are not ignored.
+
     Parameters
     ----------
     input : torch.Tensor, shape (BT, H)
@@ -315,7 +318,7 @@ class LigerFusedLinearCrossEntropyFunction:
     @staticmethod
     @arguments_of(_fused_loss, "_input")
     def apply(*arguments: Any, **settings: Any) -> tuple[torch.Tensor, Any, Any, Any]:
-        """Compute the loss of a linear layer.
+        """Compute a layer's loss: ``loss, z_loss, token_accuracy, predicted_tokens = apply(_input, weight, target)``.
 
         Parameters
         ----------
@@ -384,7 +387,7 @@ class LigerFusedLinearScaledCrossEntropyFunction:
         m_tiles_per_cluster: int = 1,
         return_entropy: bool = False,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Compute the negative log-probability of each target, and on request the entropy of each row.
+        """Compute negative log-probabilities, ``nll = apply(_input, weight, target)``, and on request entropies.
 
         Parameters
         ----------

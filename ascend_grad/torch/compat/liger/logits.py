@@ -120,6 +120,8 @@ def liger_cross_entropy(
 ) -> torch.Tensor | CrossEntropyOutput:
     """Compute the cross-entropy loss of logits, like Liger Kernel's ``liger_cross_entropy``.
 
+    By default, ``loss = liger_cross_entropy(input, target)`` is the mean of ``logsumexp(row) - row[target]``.
+
     Parameters
     ----------
     input : torch.Tensor, shape (BT, V)
@@ -245,7 +247,7 @@ class LigerCrossEntropyFunction:
     @staticmethod
     @arguments_of(_loss_of_logits, "_input")
     def apply(*arguments: Any, **settings: Any) -> tuple[torch.Tensor, Any, Any, Any]:
-        """Compute the loss of logits.
+        """Compute the loss of logits: ``loss, z_loss, token_accuracy, predicted_tokens = apply(_input, target, None)``.
 
         Parameters
         ----------
