@@ -1,4 +1,6 @@
-"""Row-wise operators and losses that JAX can trace, in ``jax.jit``, ``jax.grad`` and ``jax.vmap``, on the CPU.
+"""Functions for JAX on the CPU: row-wise operators, losses, and the largest log-probabilities of a linear layer.
+
+JAX can trace them, in ``jax.jit``, ``jax.grad`` and ``jax.vmap``.
 
 >>> import jax, jax.numpy as jnp
 >>> import ascend_grad.jax as agj
@@ -20,10 +22,12 @@ from .. import _xla_frame, _xla_losses  # type: ignore[attr-defined]  # noqa: F4
 from .cross_entropy import cross_entropy
 from .linear import linear_cross_entropy
 from .rowwise import log_softmax, scaled_masked_softmax, softmax
+from .top_k import linear_top_k
 
 __all__ = [
     "cross_entropy",
     "linear_cross_entropy",
+    "linear_top_k",
     "log_softmax",
     "scaled_masked_softmax",
     "softmax",

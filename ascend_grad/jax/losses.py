@@ -1,4 +1,4 @@
-"""Arguments, calls of compiled functions and derivatives, which both losses share."""
+"""Arguments, calls of compiled functions and derivatives, which losses and `linear_top_k` share."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _OF_ROWS = tuple(option.name for option in OPTIONS.values() if option.kind in (P
 #: Outputs of a loss that have a gradient.
 _DIFFERENTIABLE = tuple(output.name for output in OUTPUTS.values() if output.has_gradient)
 #: Arrays of a loss that have gradients.
-_LAYER = ("input", "weight", "bias")
+LAYER = ("input", "weight", "bias")
 
 
 class Settings(NamedTuple):
-    """Arguments of a loss that are no arrays: constants of the compiled program."""
+    """Arguments of a call that are no arrays: constants of the compiled program."""
 
     operator: str
     #: The dimension of the classes, counted from the end as a negative number.
@@ -61,6 +61,11 @@ def accumulator(input: jax.Array) -> np.dtype:
     return np.dtype(np.float64 if input.dtype == np.float64 else np.float32)
 
 
+def integers() -> np.dtype:
+    """Return the dtype of indices and counts, which has 32 bits unless JAX has 64."""
+    return jax.dtypes.canonicalize_dtype(np.int64)
+
+
 def rows_of(input: jax.Array, axis: int) -> tuple[int, ...]:
     """Return the shape of the rows of an array: its own without the dimension of the classes."""
     return input.shape[:axis] + input.shape[axis:][1:]
@@ -70,7 +75,7 @@ def rows_of(input: jax.Array, axis: int) -> tuple[int, ...]:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _call(
+def call_operator(
     settings: Settings, results: tuple[tuple[str, jax.ShapeDtypeStruct], ...], arrays: dict[str, jax.Array]
 ) -> list[jax.Array]:
     numbers = {int: np.int64, float: np.float64, str: str}
@@ -83,17 +88,17 @@ def _call(
     return compiled_call(target, specs, tuple(arrays.values()), attributes, takes_batches=False)
 
 
-@_call.defjvp
+@call_operator.defjvp
 def _refuse_second_order(settings: Settings, *_: object) -> NoReturn:
     raise NotImplementedError(f"{settings.operator}: the gradient cannot be differentiated once more")
 
 
-def _compute(
+def compute(
     settings: Settings, arrays: dict[str, jax.Array], names: Sequence[str], gradients: Sequence[str]
 ) -> dict[str, jax.Array]:
     """Compute the results of these names, and the gradients with respect to these arrays. No result has derivatives."""
     input = arrays["input"]
-    rows, integer = rows_of(input, settings.axis), jax.dtypes.canonicalize_dtype(np.int64)
+    rows, integer = rows_of(input, settings.axis), integers()
     results = {}
     for name in names:
         output = OUTPUTS.get(name)
@@ -103,7 +108,7 @@ def _compute(
         results[name] = jax.ShapeDtypeStruct(() if is_one else shape, dtype)
     for name in gradients:
         results[f"{name}_grad"] = jax.ShapeDtypeStruct(arrays[name].shape, arrays[name].dtype)
-    return dict(zip(results, _call(settings, tuple(results.items()), arrays)))
+    return dict(zip(results, call_operator(settings, tuple(results.items()), arrays)))
 
 
 # ---- the gradient ----------------------------------------------------------------------------------------------------
@@ -114,23 +119,27 @@ def _compute(
 # the upstream gradients of the loss and the outputs together.
 
 
+def refuse_derivatives(operator: str, others: dict[str, Any], results_have: str) -> None:
+    """Refuse arrays that are differentiated, among those that there are no gradients for."""
+    for name, each in others.items():
+        if each.perturbed and jnp.issubdtype(each.value.dtype, jnp.floating):
+            message = f"{results_have} no gradient for it, got an array that is differentiated"
+            raise NotImplementedError(f"{operator}: {name}: {message} (jax.lax.stop_gradient(array) is not)")
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _loss(settings: Settings, layer: dict[str, jax.Array], others: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Compute the loss and its outputs. `layer` has the arrays that it has gradients for."""
-    return _compute(settings, {**layer, **others}, ("loss", *settings.outputs), ())
+    return compute(settings, {**layer, **others}, ("loss", *settings.outputs), ())
 
 
 def _loss_forward(settings: Settings, layer: dict[str, Any], others: dict[str, Any]) -> tuple[dict, tuple]:
-    for name, each in others.items():
-        if each.perturbed and jnp.issubdtype(each.value.dtype, jnp.floating):
-            message = "the loss has no gradient for it, got an array that is differentiated"
-            message = f"{settings.operator}: {name}: {message} (jax.lax.stop_gradient(array) is not)"
-            raise NotImplementedError(message)
+    refuse_derivatives(settings.operator, others, "the loss has")
     wanted = [name for name, each in layer.items() if each.perturbed]
     arrays = {name: each.value for name, each in (layer | others).items()}
     names = ("loss", *settings.outputs)
     is_with_loss = settings.is_reduced and arrays["input"].dtype != jnp.float16 and not settings.saved
-    found = _compute(settings, arrays, tuple(dict.fromkeys((*names, *settings.saved))), wanted if is_with_loss else ())
+    found = compute(settings, arrays, tuple(dict.fromkeys((*names, *settings.saved))), wanted if is_with_loss else ())
     gradients = {name: found.get(f"{name}_grad") for name in wanted}
     saved = {name: found[name] for name in settings.saved}
     return {name: found[name] for name in names}, (arrays, gradients, saved)
@@ -150,8 +159,8 @@ def _loss_backward(settings: Settings, residuals: tuple, cotangents: dict[str, A
         if list(upstream) != ["grad_loss"]:
             upstream = {"grad_loss": jnp.zeros((), accumulator(arrays["input"])), **saved, **upstream}
         names = () if "lse" in upstream else ("loss",)
-        found = _compute(settings, {**arrays, **upstream}, names, tuple(gradients))
-    return {name: found.get(f"{name}_grad") for name in arrays if name in _LAYER}, None
+        found = compute(settings, {**arrays, **upstream}, names, tuple(gradients))
+    return {name: found.get(f"{name}_grad") for name in arrays if name in LAYER}, None
 
 
 _loss.defvjp(_loss_forward, _loss_backward, symbolic_zeros=True)
@@ -170,12 +179,10 @@ def _scaled(gradient: jax.Array, factor: jax.Array) -> jax.Array:
 # ---- arguments -------------------------------------------------------------------------------------------------------
 
 
-def loss(operator: str, values: dict[str, Any]) -> Any:
-    """Compute what the function of a loss returns. `values` has its arguments by name."""
+def arguments_of(operator: str, values: dict[str, Any]) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+    """Check and convert arguments by name. Return those that are arrays, and the others, in which 0 stands for None."""
     contract = OPERATORS[operator]
     found, others = {}, {}
-    if is_zero(values["target_prob"]):
-        values = {**values, "target_prob": jnp.zeros(jnp.shape(values["target"]), jnp.float32)}
     for name, value in values.items():
         if name in _NUMBERS_OR_ROWS:
             # Other arrays of rows are refused, as for every other argument.
@@ -186,39 +193,51 @@ def loss(operator: str, values: dict[str, Any]) -> Any:
             found[name] = as_array(value, name, operator)
         else:
             others[name] = value
-    found = {**as_floating(found, ("input", "weight")), "target": as_classes(found["target"])}
+    found = as_floating(found, ("input", "weight"))
+    if "target" in found:
+        found["target"] = as_classes(found["target"])
     arguments, num_threads = check(operator, found, **others)
     constants: dict[str, Any] = dict.fromkeys(_NUMBERS_OR_ROWS, 1.0)  # for the options that are arrays
     constants |= {name: 0.0 if arguments[name] is None else arguments[name] for name in others if name in arguments}
-    outputs = constants.pop("outputs")
+    return {name: each for name, each in found.items() if each is not None}, {**constants, "num_threads": num_threads}
 
-    arrays = {name: each for name, each in found.items() if each is not None}
+
+def in_rows(arrays: dict[str, jax.Array], axis: int = -1) -> dict[str, jax.Array]:
+    """Return the arrays of a layer with one dimension of rows, and every temperature with a number for each row."""
+    arrays, rows = dict(arrays), rows_of(arrays["input"], axis)
+    if "weight" in arrays and len(rows) != 1:  # the compiled function has one dimension of rows
+        for name in ("input", "target", *_OF_ROWS):
+            if name in arrays and arrays[name].ndim >= len(rows):
+                arrays[name] = arrays[name].reshape(math.prod(rows), *arrays[name].shape[len(rows) :])
+        rows = (math.prod(rows),)
+    for name in _NUMBERS_OR_ROWS:
+        if name in arrays and not arrays[name].ndim:  # one number holds for all rows
+            arrays[name] = jnp.broadcast_to(arrays[name], rows).astype(accumulator(arrays["input"]))
+    return arrays
+
+
+def loss(operator: str, values: dict[str, Any]) -> Any:
+    """Compute what the function of a loss returns. `values` has its arguments by name."""
+    if is_zero(values["target_prob"]):
+        values = {**values, "target_prob": jnp.zeros(jnp.shape(values["target"]), jnp.float32)}
+    arrays, constants = arguments_of(operator, values)
+    outputs = constants.pop("outputs")
     if not arrays["input"].ndim:
         for name in ("input", *(["target"] if jnp.issubdtype(arrays["target"].dtype, jnp.floating) else [])):
             arrays[name] = arrays[name].reshape(1)
-    input = arrays["input"]
-    axis = int(others.get("axis", -1)) % input.ndim - input.ndim
-    if "axis" in others:
+    axis = int(values.get("axis", -1)) % arrays["input"].ndim - arrays["input"].ndim
+    if "axis" in values:
         constants["axis"] = axis
-    rows = rows_of(input, axis)
-    leading = rows if "weight" in arrays and len(rows) != 1 else None
-    shape_of_targets = arrays["target"].shape
-    if leading is not None:  # the compiled function has one dimension of rows
-        rows = (math.prod(leading),)
-        for name in ("input", "target", *_OF_ROWS):
-            if name in arrays and arrays[name].ndim >= len(leading):
-                arrays[name] = arrays[name].reshape(*rows, *arrays[name].shape[len(leading) :])
-        input = arrays["input"]
-    for name in _NUMBERS_OR_ROWS:
-        if name in arrays and not arrays[name].ndim:  # one number holds for all rows
-            arrays[name] = jnp.broadcast_to(arrays[name], rows).astype(accumulator(input))
+    leading, shape_of_targets = rows_of(arrays["input"], axis), arrays["target"].shape
+    arrays = in_rows(arrays, axis)
+    input = arrays["input"]
     arrays = aligned(arrays)
-    layer = {name: arrays.pop(name) for name in _LAYER if name in arrays}
-    settings = Settings(operator, axis, outputs, tuple({**constants, "num_threads": num_threads}.items()))
+    layer = {name: arrays.pop(name) for name in LAYER if name in arrays}
+    settings = Settings(operator, axis, outputs, tuple(constants.items()))
     results = _loss_on_any_mesh(settings, layer, arrays)
     # The rows' numbers have the sharding of the rows of `input`.
     results = {name: sharded_as(each, input, axis) if each.ndim else each for name, each in results.items()}
-    if leading is not None:
+    if len(leading) != input.ndim - 1:
         for name, each in results.items():
             if each.ndim:
                 is_of_targets = name in OUTPUTS and OUTPUTS[name].is_of_targets

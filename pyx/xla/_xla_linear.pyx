@@ -1,8 +1,9 @@
-"""The loss of a linear layer as a function that XLA calls without the interpreter's lock, for `ascend_grad.jax`.
+"""The operators of a linear layer as a function that XLA calls without the interpreter's lock, for `ascend_grad.jax`.
 
 A call names its arguments and results as `linear_cross_entropy` does, or `linear_cross_entropy_backward` if ``lse`` is an
-argument. Its attributes are ``arguments``, ``results``, ``reduction``, ``ignore_index``, ``num_threads`` (0: the default) and
-the options that are numbers; 0 stands for no ``denominator`` and no ``softcap``.
+argument, or `linear_top_k` if ``index`` is a result. The attributes of a loss are ``arguments``, ``results``, ``reduction``,
+``ignore_index``, ``num_threads`` (0: the default) and the options that are numbers; 0 stands for no ``denominator`` and no
+``softcap``. `linear_top_k` reads those that it has.
 """
 
 from cpython.pycapsule cimport PyCapsule_New
@@ -11,7 +12,7 @@ from libc.stdio cimport snprintf
 from libc.string cimport memset
 
 from ascend_grad cimport _cpu
-from ascend_grad._kernels cimport AG_FLOAT64, ag_dtype, ag_itemsize
+from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_dtype, ag_itemsize
 from ascend_grad._linear_kernels cimport ag_matrix
 from ascend_grad._linear_loss cimport (
     Loss,
@@ -25,6 +26,8 @@ from ascend_grad._linear_loss cimport (
 )
 from ascend_grad._linear_problem cimport Problem, matrix_of
 from ascend_grad._linear_results cimport write_doubles
+from ascend_grad._linear_schedule cimport Schedule, has_plans, place_workspace, prepare, run, workspace_size
+from ascend_grad._linear_top_k cimport describe_top_k
 from ascend_grad._loss_options cimport LossOptions, is_dense
 from ascend_grad._memory cimport SIZE_LIMIT, allocate, release
 from ascend_grad._views cimport size_of
@@ -51,8 +54,10 @@ from ascend_grad._xla_losses cimport (
     first_bad_target,
     first_bad_temperature,
     has_dims,
+    integers,
     is_complete,
     memory_size,
+    numbers,
     refused_target,
     refused_temperature,
     require,
@@ -62,7 +67,12 @@ from ascend_grad._xla_losses cimport (
     setting,
     whole_number,
     write_integer_results,
+    write_integers,
 )
+
+from .operators.options import MAX_TOP_K as MOST_TOP_K
+
+cdef int64_t MAX_TOP_K = MOST_TOP_K
 
 ctypedef struct LinearCall:
     LossCall c
@@ -108,20 +118,31 @@ cdef void set_layer_options(LinearCall *call, int64_t rows, int64_t vocab) noexc
     call.num_threads = <int>whole_number(c, "num_threads")
 
 
-cdef bint describe(LinearCall *call) noexcept nogil:
-    """Describe the arguments and results; return False if they do not fit together."""
-    cdef LossCall *c = &call.c
-    cdef Problem *p = &call.x.p
+cdef bint set_layer(LossCall *c, Problem *p) noexcept nogil:
+    """Describe input and weight; return False if they do not fit together."""
     cdef const ag_xla_buffer *input = argument(c, "input")
     cdef const ag_xla_buffer *weight = argument(c, "weight")
     cdef int dtype
-    cdef int64_t[2] dims
     if input == NULL or weight == NULL or input.rank != 2 or weight.rank != 2 or weight.dims[1] != input.dims[1]:
         return False
     dtype = dtype_of(input)
     if not set_matrix(&p.input, input, dtype, 2, input.dims) or not set_matrix(&p.weight, weight, dtype, 2, weight.dims):
         return False
     p.dtype, p.vocab, p.hidden = <ag_dtype>dtype, weight.dims[0], weight.dims[1]
+    return True
+
+
+cdef bint describe(LinearCall *call) noexcept nogil:
+    """Describe the arguments and results of a loss; return False if they do not fit together."""
+    cdef LossCall *c = &call.c
+    cdef Problem *p = &call.x.p
+    cdef const ag_xla_buffer *input = argument(c, "input")
+    cdef const ag_xla_buffer *weight = argument(c, "weight")
+    cdef int dtype
+    cdef int64_t[2] dims
+    if not set_layer(c, p):
+        return False
+    dtype = p.dtype
     set_gradient(c, "input_grad", &p.input_grad, &p.with_input_grad, dtype, input.dims)
     set_gradient(c, "weight_grad", &p.weight_grad, &p.with_weight_grad, dtype, weight.dims)
     if p.with_weight_grad:
@@ -135,6 +156,28 @@ cdef bint describe(LinearCall *call) noexcept nogil:
     if call.x.lse == NULL:
         set_results(c, &call.x.o, 1, input.dims)
     describe_loss(&call.x)
+    return is_complete(c)
+
+
+cdef bint describe_largest(LinearCall *call, const ag_xla_buffer *index) noexcept nogil:
+    """Describe the arguments and results of `linear_top_k`; return False if they do not fit together."""
+    cdef LossCall *c = &call.c
+    cdef Problem *p = &call.x.p
+    cdef int64_t[2] dims
+    if not set_layer(c, p) or index.rank != 2 or not 1 <= index.dims[1] <= min(MAX_TOP_K, <int64_t>p.vocab):
+        return False
+    dims[0], dims[1] = argument(c, "input").dims[0], index.dims[1]
+    p.rows.total = p.rows.active = call.x.o.rows = dims[0]
+    p.with_statistics, p.top_k = True, dims[1]
+    p.top_values = numbers(c, "log_prob", AG_FLOAT64 if p.dtype == AG_FLOAT64 else AG_FLOAT32, 2, dims)
+    p.top_indices = integers(c, "index", 2, dims)
+    p.temperature, p.temperatures = setting(c, "temperature"), doubles(c, "temperature", 1, dims)
+    p.transform.scale, p.transform.softcap = setting(c, "logit_scale"), setting(c, "softcap")
+    dims[0] = p.vocab
+    p.bias, call.x.o.temperatures = doubles(c, "bias", 1, dims), p.temperatures
+    call.num_threads = <int>whole_number(c, "num_threads")
+    describe_top_k(p)
+    require(c, c.frame.results.size == 2)
     return is_complete(c)
 
 
@@ -183,9 +226,30 @@ cdef ag_xla_error *run_with_vectors(LinearCall *call) noexcept nogil:
     return error
 
 
+cdef ag_xla_error *run_largest(LinearCall *call) noexcept nogil:
+    cdef Py_ssize_t nbytes
+    cdef char *workspace = NULL
+    cdef Schedule schedule
+    cdef int64_t i = first_bad_temperature(&call.x.o)
+    if i >= 0:
+        return refused_temperature(&call.c, &call.x.o, i)
+    prepare(&schedule, &call.x.p, 0)  # this and run raise nothing, as signals are not checked
+    nbytes = workspace_size(&schedule)
+    if has_plans(&schedule):
+        workspace = allocate(nbytes)
+    if workspace == NULL:
+        return failed(call.c.frame, AG_XLA_RESOURCE_EXHAUSTED, MEMORY)
+    place_workspace(&schedule, workspace)
+    run(&schedule, call.num_threads, NULL)
+    release(workspace, nbytes)
+    write_integers(&call.c, "index", call.x.p.top_indices)
+    return NULL
+
+
 cdef ag_xla_error *compute(ag_xla_call_frame *frame) noexcept nogil:
     cdef LinearCall call
     cdef ag_xla_error *error
+    cdef const ag_xla_buffer *index
     cdef char *memory
     cdef Py_ssize_t nbytes
     memset(&call, 0, sizeof(call))
@@ -195,7 +259,11 @@ cdef ag_xla_error *compute(ag_xla_call_frame *frame) noexcept nogil:
     call.c.memory.base = memory = allocate(nbytes)
     if memory == NULL:
         return failed(frame, AG_XLA_RESOURCE_EXHAUSTED, MEMORY)
-    if describe(&call):
+    index = result(&call.c, "index")
+    if index != NULL and describe_largest(&call, index):
+        call.c.operator = "linear_top_k"
+        error = run_largest(&call)
+    elif index == NULL and describe(&call):
         error = run_with_vectors(&call)
     else:
         error = failed(frame, AG_XLA_INVALID_ARGUMENT, SHAPES)

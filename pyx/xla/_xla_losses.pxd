@@ -36,6 +36,9 @@ cdef const ag_xla_buffer *argument(LossCall *c, const char *name) noexcept nogil
 cdef const ag_xla_buffer *result(LossCall *c, const char *name) noexcept nogil
 cdef bint has_dims(const ag_xla_buffer *buffer, int64_t rank, const int64_t *dims) noexcept nogil
 cdef const double *doubles(LossCall *c, const char *name, int64_t rank, const int64_t *dims) noexcept nogil
+cdef void *numbers(LossCall *c, const char *name, int dtype, int64_t rank, const int64_t *dims) noexcept nogil
+cdef int64_t *integers(LossCall *c, const char *name, int64_t rank, const int64_t *dims) noexcept nogil
+cdef void write_integers(LossCall *c, const char *name, const int64_t *values) noexcept nogil
 cdef double setting(LossCall *c, const char *name) noexcept nogil
 cdef int64_t whole_number(LossCall *c, const char *name) noexcept nogil
 cdef void set_options(

@@ -188,11 +188,19 @@ SITUATIONS = {
         lambda d: ag.cross_entropy(LOGITS, TARGET) + 1, r"field \.loss is the loss", ("numpy",), TypeError
     ),
     "a loss in a formula": Value(lambda d: 2 * ag.cross_entropy(LOGITS, TARGET).loss, 2 * LOSSES.mean(), ("numpy",)),
+    # the largest log-probabilities
+    "the largest log-probabilities": Value(
+        lambda d: d.numbers(d.module.linear_top_k(d.array(HIDDEN.reshape(2, 2, 3)), d.array(WEIGHT), 3).log_prob),
+        -np.sort(-LINEAR_LOG_PROB, -1)[:, :3].reshape(2, 2, 3),
+    ),
+    "the indices of the largest": Value(
+        lambda d: d.numbers(d.module.linear_top_k(d.array(HIDDEN), d.array(WEIGHT), 7).index),
+        np.argsort(-LINEAR_LOG_PROB, -1),
+    ),
     # ranges
     "too many of the largest": Refusal(
         lambda d: d.module.linear_top_k(d.array(HIDDEN), d.array(WEIGHT), 9),
         r"k: expected at most 128, and at most V = 7, got 9",
-        ("numpy",),
     ),
     "too small a workspace": Refusal(
         linear(TARGET, workspace_bytes=3), r"workspace_bytes: expected an int of at least 4194304, got 3", ("numpy",)

@@ -36,6 +36,7 @@ FUNCTIONS = {
     "linear_cross_entropy with outputs": lambda x: agj.linear_cross_entropy(
         x, WEIGHT, TARGET, outputs=EVERY, temperature=np.float32(0.5), reduction="none"
     ),
+    "linear_top_k": lambda x: agj.linear_top_k(x, WEIGHT, 2, temperature=np.float32(0.5)),
 }
 ROWWISE = ("softmax", "log_softmax", "scaled_masked_softmax")
 
@@ -117,7 +118,7 @@ TRANSFORMS = {
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 @pytest.mark.parametrize(
-    "name", ["softmax", "scaled_masked_softmax", "cross_entropy with outputs", "linear_cross_entropy"]
+    "name", ["softmax", "scaled_masked_softmax", "cross_entropy with outputs", "linear_cross_entropy", "linear_top_k"]
 )
 def test_transformations(name, transform):
     function, x = partial(total, FUNCTIONS[name]), jnp.asarray(INPUT)
@@ -131,6 +132,7 @@ CALLS = {
     "softmax": "rowwise",
     "cross_entropy": "cross_entropy",
     "linear_cross_entropy": "linear_cross_entropy",
+    "linear_top_k": "linear_top_k",
 }
 
 

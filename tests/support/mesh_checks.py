@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 import ascend_grad as ag
 import ascend_grad.jax as agj
+from ascend_grad.operators.results import LinearTopK
 
 ROWS, CLASSES, FEATURES, BATCH = 8, 6, 3, 2
 STATISTICS = ("lse", "log_prob", "entropy")
@@ -42,15 +43,18 @@ def scaled_masked_softmax(x, mask, scale=1.0):
     return softmax(jnp.where(mask, -10000.0, scale * x))
 
 
+def transformed(products, temperature=1.0, logit_scale=1.0, softcap=None):
+    u = logit_scale * products
+    z = u if softcap is None else softcap * jnp.tanh(u / softcap)
+    return z / (temperature[..., None] if jnp.ndim(temperature) else temperature)
+
+
 def cross_entropy(
     input, target, axis=-1, *, reduction="mean", ignore_index=-100, class_weight=None, token_weight=None,
     target_prob=None, label_smoothing=0.0, lse_square_scale=0.0, temperature=1.0, denominator=None, logit_scale=1.0,
     softcap=None, outputs=(),
 ):  # fmt: skip
-    u = logit_scale * jnp.moveaxis(input, axis, -1)
-    z = (u if softcap is None else softcap * jnp.tanh(u / softcap)) / (
-        temperature[..., None] if jnp.ndim(temperature) else temperature
-    )
+    z = transformed(jnp.moveaxis(input, axis, -1), temperature, logit_scale, softcap)
     ids = target[..., None] if target_prob is None else target
     is_target = ids != ignore_index
     is_counted = is_target.any(-1)
@@ -86,8 +90,14 @@ def linear_cross_entropy(input, weight, target, *, bias=None, **options):
     return cross_entropy(products if bias is None else products + bias, target, **options)
 
 
+def linear_top_k(input, weight, k, *, bias=0.0, **options):
+    z = transformed(jnp.einsum("th,vh->tv", input, weight) + bias, **options)
+    return LinearTopK(*jax.lax.top_k(log_softmax(z), k))
+
+
 FORMULAS = {
-    each.__name__: each for each in (softmax, log_softmax, scaled_masked_softmax, cross_entropy, linear_cross_entropy)
+    each.__name__: each
+    for each in (softmax, log_softmax, scaled_masked_softmax, cross_entropy, linear_cross_entropy, linear_top_k)
 }
 
 # ---- cases -----------------------------------------------------------------------------------------------------------
@@ -150,6 +160,10 @@ def _cases() -> Iterator[tuple[str, Case]]:
         if name != "mean":
             layer["bias"], settings = normal(CLASSES), {**settings, "logit_scale": 0.8, "softcap": 2.0}
         yield f"linear_cross_entropy {name}", _case("linear_cross_entropy", layer | arrays, not_of_rows, **settings)
+    layer = {"input": normal((ROWS, FEATURES)), "weight": normal((CLASSES, FEATURES))}
+    yield "linear_top_k", _case("linear_top_k", layer, shared, k=2)
+    layer |= {"bias": normal(CLASSES), "temperature": uniform(ROWS)}
+    yield "linear_top_k with options", _case("linear_top_k", layer, shared, k=3, logit_scale=-0.8, softcap=2.0)
 
 
 CASES = dict(_cases())
@@ -160,6 +174,7 @@ FEW = (
     "cross_entropy outputs",
     "linear_cross_entropy mean",
     "linear_cross_entropy outputs",
+    "linear_top_k with options",
 )
 
 # ---- what is compared ------------------------------------------------------------------------------------------------
