@@ -140,20 +140,27 @@ def _loss_forward(settings: Settings, layer: dict[str, Any], others: dict[str, A
     names = ("loss", *settings.outputs)
     is_with_loss = settings.is_reduced and arrays["input"].dtype != jnp.float16 and not settings.saved
     found = compute(settings, arrays, tuple(dict.fromkeys((*names, *settings.saved))), wanted if is_with_loss else ())
-    gradients = {name: found.get(f"{name}_grad") for name in wanted}
+    # JAX may keep one structure of residuals for all differentiations of a compiled program. So the structure must not
+    # depend on which arrays are differentiated: for each array of the layer there is one residual, whose rank tells.
+    gradients = {
+        name: found.get(f"{name}_grad", jnp.zeros((0,) * (arrays[name].ndim + 1 if name in wanted else 0)))
+        for name in layer
+    }
     saved = {name: found[name] for name in settings.saved}
     return {name: found[name] for name in names}, (arrays, gradients, saved)
 
 
 def _loss_backward(settings: Settings, residuals: tuple, cotangents: dict[str, Any]) -> tuple[dict, None]:
-    arrays, gradients, saved = residuals
+    arrays, by_name, saved = residuals
+    gradients = {name: each for name, each in by_name.items() if each.ndim}  # of the arrays that are differentiated
+    is_with_loss = all(each.ndim == arrays[name].ndim for name, each in gradients.items())
     upstream = {
         f"grad_{name}": each
         for name, each in cotangents.items()
         if name in ("loss", *_DIFFERENTIABLE) and not isinstance(each, jax.custom_derivatives.SymbolicZero)
     }
     found: dict[str, jax.Array] = {}
-    if list(upstream) == ["grad_loss"] and None not in gradients.values():
+    if list(upstream) == ["grad_loss"] and is_with_loss:
         found = {f"{name}_grad": _scaled(each, upstream["grad_loss"]) for name, each in gradients.items()}
     elif upstream:
         if list(upstream) != ["grad_loss"]:

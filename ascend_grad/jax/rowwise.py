@@ -81,7 +81,7 @@ def _log_softmax_backward_backward(grad, grad_output, output, axis):
 
 
 def _scaled_masked_softmax_backward_backward(grad, grad_output, y, mask, scale):
-    wide = jnp.promote_types(grad.dtype, jnp.float32)  # the dtype in which the kernels scale
+    wide = np.promote_types(grad.dtype, np.float32)  # the dtype in which the kernels scale
     grad = jnp.where(mask, 0, (grad.astype(wide) * scale).astype(grad.dtype))
     return *_softmax_backward_backward(grad, grad_output, y, -1), None
 

@@ -92,6 +92,14 @@ def test_options_of_jax(name, options):
             assert_same(transform(derivatives(name))(jnp.asarray(INPUT)), right)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if not name.startswith("linear")])
+def test_strict_promotion_of_other_dtypes(name, dtype):
+    with configured(OPTIONS["promotion, 64 bits"]):
+        found = derivatives(name)(jnp.asarray(INPUT).astype(dtype))
+    assert all(each.dtype == dtype for each in jax.tree.leaves(found))
+
+
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name.startswith("cross_entropy with")])
 def test_infinite_logits_while_jax_looks_for_nan(name):
     """No intermediate result is NaN for a probability of 0, and for the logits of an ignored row."""
@@ -126,6 +134,30 @@ def test_transformations(name, transform):
     assert (got.shape, got.dtype) == (right.shape, right.dtype)
     if not isinstance(got, jax.ShapeDtypeStruct):
         assert_same(got, right)
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.checkpoint], ids=["jit", "checkpoint"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("names", [("input", "weight"), ("input",)])
+def test_derivatives_with_respect_to_different_arrays_at_once(names, reduction, transform):
+    """One compiled program is differentiated with respect to one array after another, and all gradients come later."""
+    square = generator("square").standard_normal((3, 4, 4)).astype(np.float32)  # gradients are not told by their shapes
+    layer = {"input": square[0], "weight": square[1], "bias": square[2, 0]}
+
+    def mean(loss_of):
+        return transform(lambda layer: loss_of(**layer, target=np.arange(4)).mean())
+
+    def gradients(function):
+        """Return the gradient with respect to each of the arrays, and the one with respect to all of them."""
+        parts = [jax.vjp(lambda each, name=name: function({**layer, name: each}), layer[name])[1] for name in names]
+        of_all = jax.vjp(function, layer)[1]
+        return [each(jnp.float32(1))[0] for each in (*parts, of_all)]
+
+    def formula(input, weight, target, bias):
+        return -jax.nn.log_softmax(input @ weight.T + bias)[target, target]
+
+    ours = mean(partial(agj.linear_cross_entropy, reduction=reduction))
+    assert_same(gradients(ours), gradients(mean(formula)))
 
 
 CALLS = {
