@@ -115,10 +115,10 @@ def linear_top_k(
     values = {"input": input, "weight": weight, "k": k, "temperature": temperature, "bias": bias}
     values |= {"logit_scale": logit_scale, "softcap": softcap, "num_threads": num_threads}
     given, constants = arguments_of(_NAME, values)
-    arrays = in_rows(given)
-    layer = aligned(arrays)
-    others = {name: layer.pop(name) for name in arrays if name not in LAYER}
+    others = in_rows(aligned(given))
+    layer = {name: others.pop(name) for name in LAYER if name in given}
     settings = Settings(_NAME, -1, (), tuple({**_OF_LOSS, **constants}.items()))
     results = _top_k_on_any_mesh(settings, layer, others)
-    shape = *given["input"].shape[:-1], constants["k"]
-    return LinearTopK(*(sharded_as(each, arrays["input"], -1).reshape(shape) for each in results))
+    input = given["input"]
+    shape = *input.shape[:-1], constants["k"]
+    return LinearTopK(*(sharded_as(each.reshape(shape), input, -1) for each in results))
