@@ -87,8 +87,20 @@ def linear_top_k(
 ) -> LinearTopK[jax.Array]:
     """Compute the k largest log-probabilities of a linear layer for each row, without storing all logits.
 
-    It is `ascend_grad.linear_top_k` for JAX. The log-probabilities have gradients with respect to `input`, `weight` and
-    `bias`. They are computed in the backward pass, which computes the logits again.
+    It is `ascend_grad.linear_top_k` for JAX. The result is a named tuple::
+
+        log_prob, index = agj.linear_top_k(input, weight, k)
+
+    The log-probabilities have gradients with respect to `input`, `weight` and `bias`. They are computed in the backward
+    pass, which computes the logits again.
+
+    Returns
+    -------
+    log_prob : jax.Array, shape (BT, k)
+        The k largest log-probabilities of each row, from the largest down; float32, or float64 if `input` is float64.
+    index : jax.Array, shape (BT, k)
+        Their rows of `weight`; int32, or int64 while 64 bits are enabled in JAX. Of equal logits the one with the lower
+        index comes first.
 
     Raises
     ------
