@@ -235,19 +235,17 @@ def loss(operator: str, values: dict[str, Any]) -> Any:
     axis = int(values.get("axis", -1)) % arrays["input"].ndim - arrays["input"].ndim
     if "axis" in values:
         constants["axis"] = axis
-    leading, shape_of_targets = rows_of(arrays["input"], axis), arrays["target"].shape
-    arrays = in_rows(arrays, axis)
-    input = arrays["input"]
-    arrays = aligned(arrays)
+    input, shape_of_targets = arrays["input"], arrays["target"].shape
+    arrays = in_rows(aligned(arrays), axis)
     layer = {name: arrays.pop(name) for name in LAYER if name in arrays}
     settings = Settings(operator, axis, outputs, tuple(constants.items()))
     results = _loss_on_any_mesh(settings, layer, arrays)
-    # The rows' numbers have the sharding of the rows of `input`.
-    results = {name: sharded_as(each, input, axis) if each.ndim else each for name, each in results.items()}
-    if len(leading) != input.ndim - 1:
+    if "weight" in layer:
         for name, each in results.items():
             if each.ndim:
                 is_of_targets = name in OUTPUTS and OUTPUTS[name].is_of_targets
-                results[name] = each.reshape(shape_of_targets if is_of_targets else leading)
+                results[name] = each.reshape(shape_of_targets if is_of_targets else input.shape[:-1])
+    # The rows' numbers have the sharding of the rows of `input`.
+    results = {name: sharded_as(each, input, axis) if each.ndim else each for name, each in results.items()}
     names = ("loss", *outputs)
     return loss_result(names, map(results.__getitem__, names)) if outputs else results["loss"]

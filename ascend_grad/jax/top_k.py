@@ -87,8 +87,20 @@ def linear_top_k(
 ) -> LinearTopK[jax.Array]:
     """Compute the k largest log-probabilities of a linear layer for each row, without storing all logits.
 
-    It is `ascend_grad.linear_top_k` for JAX. The log-probabilities have gradients with respect to `input`, `weight` and
-    `bias`. They are computed in the backward pass, which computes the logits again.
+    It is `ascend_grad.linear_top_k` for JAX. The result is a named tuple::
+
+        log_prob, index = agj.linear_top_k(input, weight, k)
+
+    The log-probabilities have gradients with respect to `input`, `weight` and `bias`. They are computed in the backward
+    pass, which computes the logits again.
+
+    Returns
+    -------
+    log_prob : jax.Array, shape (BT, k)
+        The k largest log-probabilities of each row, from the largest down; float32, or float64 if `input` is float64.
+    index : jax.Array, shape (BT, k)
+        Their rows of `weight`; int32, or int64 while 64 bits are enabled in JAX. Of equal logits the one with the lower
+        index comes first.
 
     Raises
     ------
@@ -115,10 +127,10 @@ def linear_top_k(
     values = {"input": input, "weight": weight, "k": k, "temperature": temperature, "bias": bias}
     values |= {"logit_scale": logit_scale, "softcap": softcap, "num_threads": num_threads}
     given, constants = arguments_of(_NAME, values)
-    arrays = in_rows(given)
-    layer = aligned(arrays)
-    others = {name: layer.pop(name) for name in arrays if name not in LAYER}
+    others = in_rows(aligned(given))
+    layer = {name: others.pop(name) for name in LAYER if name in given}
     settings = Settings(_NAME, -1, (), tuple({**_OF_LOSS, **constants}.items()))
     results = _top_k_on_any_mesh(settings, layer, others)
-    shape = *given["input"].shape[:-1], constants["k"]
-    return LinearTopK(*(sharded_as(each, arrays["input"], -1).reshape(shape) for each in results))
+    input = given["input"]
+    shape = *input.shape[:-1], constants["k"]
+    return LinearTopK(*(sharded_as(each.reshape(shape), input, -1) for each in results))

@@ -86,12 +86,12 @@ def cross_entropy(
 
 
 def linear_cross_entropy(input, weight, target, *, bias=None, **options):
-    products = jnp.einsum("th,vh->tv", input, weight)
+    products = jnp.einsum("...h,vh->...v", input, weight)
     return cross_entropy(products if bias is None else products + bias, target, **options)
 
 
 def linear_top_k(input, weight, k, *, bias=0.0, **options):
-    z = transformed(jnp.einsum("th,vh->tv", input, weight) + bias, **options)
+    z = transformed(jnp.einsum("...h,vh->...v", input, weight) + bias, **options)
     return LinearTopK(*jax.lax.top_k(log_softmax(z), k))
 
 
@@ -162,8 +162,18 @@ def _cases() -> Iterator[tuple[str, Case]]:
         yield f"linear_cross_entropy {name}", _case("linear_cross_entropy", layer | arrays, not_of_rows, **settings)
     layer = {"input": normal((ROWS, FEATURES)), "weight": normal((CLASSES, FEATURES))}
     yield "linear_top_k", _case("linear_top_k", layer, shared, k=2)
-    layer |= {"bias": normal(CLASSES), "temperature": uniform(ROWS)}
-    yield "linear_top_k with options", _case("linear_top_k", layer, shared, k=3, logit_scale=-0.8, softcap=2.0)
+    options_of_layer = {"bias": normal(CLASSES), "temperature": uniform(ROWS)}
+    yield (
+        "linear_top_k with options",
+        _case("linear_top_k", layer | options_of_layer, shared, k=3, logit_scale=-0.8, softcap=2.0),
+    )
+    layer = {"input": normal((ROWS, BATCH, FEATURES)), "weight": layer["weight"]}
+    yield "linear_top_k several dimensions", _case("linear_top_k", layer, shared, k=2)
+    target = random.integers(0, CLASSES, (ROWS, BATCH))
+    yield (
+        "linear_cross_entropy several dimensions",
+        _case("linear_cross_entropy", layer | {"target": target}, shared, reduction="none", outputs=("lse", "correct")),
+    )
 
 
 CASES = dict(_cases())
@@ -464,6 +474,12 @@ def explicit(case: Case, program: Callable, arrays: dict[str, Any], spec: dict[s
 @check(FEW)
 def explicit_sharding(case):
     explicit(case, partial(gradient_and_results, case), case.arrays, specs(case, "a"))
+
+
+@check(name for name in CASES if name.endswith("several dimensions"))
+def explicit_sharding_of_the_second_dimension(case):
+    spec = {name: P(None, "a") if name in case.rows else P() for name in case.arrays}
+    explicit(case, partial(gradient_and_results, case), case.arrays, spec)
 
 
 @check(FEW)
