@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import ArrayLike, NDArray
 
@@ -14,6 +14,9 @@ from .functions import fused_linear_cross_entropy_loss_grad, softmax_backward
 from .options import OUTPUTS
 from .results import LinearCrossEntropyGradients, LinearTopK, LossResult, loss_result, number
 from .signatures import Words, documented
+
+if TYPE_CHECKING:
+    from ..option_types import Result
 
 _OUTPUTS = table.CROSS_ENTROPY.slots["outputs"]
 
@@ -42,10 +45,10 @@ def cross_entropy(
     grad_entropy: ArrayLike | None = None,
     outputs: Sequence[Literal["lse", "log_prob", "entropy", "predicted", "correct"]] = (),
     return_grad: bool = True,
-    out: NDArray | None = None,
+    out: Result | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
-) -> LossResult[NDArray]:
+) -> LossResult[Result]:
     r"""Compute the cross-entropy loss of logits and its gradient in one pass over the rows.
 
     A row is all of `input` along `axis`. Its loss is ``logsumexp(row) - row[target]``, and its gradient

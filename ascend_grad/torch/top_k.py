@@ -36,7 +36,7 @@ def _compute(
     softcap: float | None,
     num_threads: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    options = dict(zip(_NUMBERS, (temperature, logit_scale, softcap)))
+    options: dict[str, Any] = dict(zip(_NUMBERS, (temperature, logit_scale, softcap)))
     options = with_numbers({**options, "numbers": numbers})
     del options["numbers"]
     if temperatures is not None:
