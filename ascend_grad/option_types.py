@@ -6,7 +6,14 @@ The functions themselves have all options as arguments. These types exist for ty
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, Literal, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypedDict, TypeVar
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from typing_extensions import TypeVar as TypeVarWithDefault  # in `typing` from Python 3.13 on
+
+    #: What a function of arrays returns: `out`, if it is given.
+    Result = TypeVarWithDefault("Result", default=NDArray)
 
 Array = TypeVar("Array")
 #: float, or in torch also a tensor without dimensions.

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from .._dispatch import run
 from ..arguments import LAST, axis_named_dim
 from . import table
 from .results import OnlineMaxSum
 from .signatures import documented
+
+if TYPE_CHECKING:
+    from ..option_types import Result
 
 
 def softmax_backward(
@@ -20,10 +23,10 @@ def softmax_backward(
     axis: int = LAST,
     *,
     dim: int | None = None,
-    out: NDArray | None = None,
+    out: Result | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
-) -> NDArray:
+) -> Result:
     r"""Compute the gradient with respect to the input of a softmax.
 
     It returns ``(g - sum(g * y)) * y`` along the axis, for the gradient g and the result y of the softmax::
@@ -110,10 +113,10 @@ def log_softmax_backward(
     axis: int = LAST,
     *,
     dim: int | None = None,
-    out: NDArray | None = None,
+    out: Result | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
-) -> NDArray:
+) -> Result:
     r"""Compute the gradient with respect to the input of a log-softmax.
 
     It returns ``g - exp(y) * sum(g)`` along the axis, for the gradient g and the result y of the log-softmax::
@@ -151,10 +154,10 @@ def scaled_masked_softmax_backward(
     scale: float = 1.0,
     fix_triu_mask: bool = False,
     *,
-    out: NDArray | None = None,
+    out: Result | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
-) -> NDArray:
+) -> Result:
     r"""Compute the gradient with respect to the input of a scaled and masked softmax over the last axis.
 
     It returns ``(g - sum(g * y)) * y * scale``, and exactly +0 where `mask` is True, even if g or y is NaN there. The
@@ -201,10 +204,10 @@ def softmax(
     axis: int = LAST,
     *,
     dim: int | None = None,
-    out: NDArray | None = None,
+    out: Result | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
-) -> NDArray:
+) -> Result:
     r"""Compute the softmax along one axis.
 
     It returns ``exp(x - max(x)) / sum(exp(x - max(x)))``::
@@ -247,10 +250,10 @@ def log_softmax(
     axis: int = LAST,
     *,
     dim: int | None = None,
-    out: NDArray | None = None,
+    out: Result | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
-) -> NDArray:
+) -> Result:
     r"""Compute the natural logarithm of the softmax along one axis.
 
     It returns ``x - max(x) - log(sum(exp(x - max(x))))``::
@@ -282,10 +285,10 @@ def scaled_masked_softmax(
     scale: float = 1.0,
     fix_triu_mask: bool = False,
     *,
-    out: NDArray | None = None,
+    out: Result | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
-) -> NDArray:
+) -> Result:
     r"""Compute the scaled and masked softmax over the last axis.
 
     It returns the softmax of ``where(mask, -10000, scale * x)``. A row that is masked completely becomes 1/S2::
@@ -334,10 +337,10 @@ def fused_linear_cross_entropy_loss_grad(
     output_mask: Sequence[bool] = (True, True),
     filter_eps: float = 0.0,
     workspace_bytes: int | None = None,
-    out: Sequence[NDArray | None] | None = None,
+    out: Sequence[Result | None] | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
-) -> tuple[NDArray | Any, NDArray | Any]:
+) -> tuple[Result | Any, Result | Any]:
     r"""Compute the gradients of a linear layer followed by a cross-entropy loss, without storing all logits.
 
     The layer's logits ``X @ W.T`` have the shape (BT, V), for BT tokens and the V rows of a vocabulary or of a shard of
@@ -522,10 +525,10 @@ def fused_cross_entropy_loss_with_max_sum(
     label_smoothing: float = 0.0,
     *,
     vocab_parallel_logits: ArrayLike | None = None,
-    out: Sequence[NDArray | None] | None = None,
+    out: Sequence[Result | None] | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
-) -> tuple[NDArray, NDArray | Any]:
+) -> tuple[Result, Result | Any]:
     r"""Compute the cross-entropy loss of each row from statistics of its logits, and the softmax if logits are given.
 
     The loss is ``log(sum_exp_logits) - predicted_logits``::

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import ArrayLike, NDArray
 
@@ -15,6 +15,9 @@ from .functions import fused_linear_cross_entropy_loss_grad, softmax_backward
 from .options import OUTPUTS
 from .results import LinearCrossEntropyGradients, LinearTopK, LossResult, class_of, loss_result
 from .signatures import Words, documented
+
+if TYPE_CHECKING:
+    from ..option_types import Result
 
 # The classes of results without outputs. Small calls make them without a call of `loss_result`.
 _ROWS_RESULT = class_of(("loss", "input_grad"))
@@ -47,10 +50,10 @@ def cross_entropy(
     grad_log_prob: ArrayLike | None = None,
     grad_entropy: ArrayLike | None = None,
     return_grad: bool = True,
-    out: NDArray | None = None,
+    out: Result | None = None,
     backend: str | None = None,
     num_threads: int | None = None,
-) -> LossResult[NDArray]:
+) -> LossResult[Result]:
     r"""Compute the cross-entropy loss of logits and its gradient in one pass over the rows.
 
     A row is all of `input` along `axis`. Its loss is ``logsumexp(row) - row[target]``, and its gradient

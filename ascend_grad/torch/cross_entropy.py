@@ -214,7 +214,7 @@ def unrounded_loss(
         for name, each in of_rows.items()
     }
     numbers = {name: each for name, each in options.items() if ROWS_OF.get(name) not in of_rows}
-    values, traced = loss_operators.numbers_of(_LOSS, operator, numbers)
+    values, traced = loss_operators.numbers_of(_LOSS.fields, operator, numbers)
     can_scale = reduction != "none" and input.dtype != torch.float16
     problem = {
         **{name: each for name, each in tensors.items() if name in _LOSS.arrays},

@@ -234,7 +234,7 @@ def converted(operator: str, options: Options) -> tuple[dict[str, Any], torch.Te
     check_outputs(operator, outputs)
     tensors = _LOSS.tensors_among(options)
     numbers = {name: each for name, each in options.items() if name not in tensors}
-    values, traced = loss_operators.numbers_of(_LOSS, operator, numbers)
+    values, traced = loss_operators.numbers_of(_LOSS.fields, operator, numbers)
     return {**values, **tensors, "outputs": outputs}, traced
 
 

@@ -7,7 +7,7 @@ dictionary in that order, a `Problem`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -145,13 +145,15 @@ LINEAR = Loss("linear_cross_entropy", of_logits=False)
 # -- conversion of options --
 
 
-def numbers_of(loss: Loss, operator: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], torch.Tensor | None]:
-    """Convert the options that are numbers, or None, to the types of the schema. Options that are missing are defaults.
+def numbers_of(
+    names: Collection[str], operator: str, options: Mapping[str, Any]
+) -> tuple[dict[str, Any], torch.Tensor | None]:
+    """Convert options of these names that are numbers, or None, to the schema's types. Missing options are defaults.
 
     torch compiles a graph for each value of a number. So while it traces, the second result is a vector of all numbers
     that are given. `with_numbers` puts the vector's elements instead of the numbers.
     """
-    values = {name: options.get(name, default) for name, default in NUMBERS.items() if name in loss.fields}
+    values = {name: options.get(name, default) for name, default in NUMBERS.items() if name in names}
     given = {name: value for name, value in values.items() if value is not None or NUMBERS[name] is not None}
     may_change = torch.compiler.is_compiling()
     if not any(
@@ -163,7 +165,7 @@ def numbers_of(loss: Loss, operator: str, options: Mapping[str, Any]) -> tuple[d
 
 
 def with_numbers(problem: Problem) -> Problem:
-    """Return the arguments of a loss with the elements of `numbers` instead of the options."""
+    """Return the arguments of an operator with the elements of `numbers` instead of the options."""
     if problem["numbers"] is None:
         return problem
     names = [name for name in NUMBERS if problem.get(name) is not None]

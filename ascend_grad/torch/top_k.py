@@ -9,16 +9,18 @@ import torch
 
 import ascend_grad as ag
 
-from ..arguments import integer, real_number
+from ..arguments import integer
 from ..errors import AscendGradError, rename
 from ..operators.results import LinearTopK
 from ..operators.signatures import documented
 from ..operators.table import LINEAR_TOP_K
 from .linear import linear_cross_entropy
+from .loss_operators import numbers_of, with_numbers
 from .operators import accumulator, linear_flops, one_after_another, register, register_flops
 from .tensors import TENSORS, check_floating, check_tensors, detached, optional, threads_of
 
 _NAME = LINEAR_TOP_K.name
+_NUMBERS = ("temperature", "logit_scale", "softcap")
 _NAMES = {"weight": "linear_weight", "bias": "linear_bias"}
 
 
@@ -27,33 +29,32 @@ def _compute(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     temperatures: torch.Tensor | None,
+    numbers: torch.Tensor | None,
     k: int,
     temperature: float,
     logit_scale: float,
     softcap: float | None,
     num_threads: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    options: dict[str, Any] = dict(zip(_NUMBERS, (temperature, logit_scale, softcap)))
+    options = with_numbers({**options, "numbers": numbers})
+    del options["numbers"]
+    if temperatures is not None:
+        options["temperature"] = detached(temperatures)
     return ag.linear_top_k(
-        detached(input),
-        detached(weight),
-        k,
-        bias=optional(bias),
-        temperature=temperature if temperatures is None else detached(temperatures),
-        logit_scale=logit_scale,
-        softcap=softcap,
-        num_threads=num_threads,
+        detached(input), detached(weight), k, bias=optional(bias), **options, num_threads=num_threads
     )
 
 
 def _fake(input: torch.Tensor, *others: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = *input.shape[:-1], others[3]
+    shape = *input.shape[:-1], others[4]
     return input.new_empty(shape, dtype=accumulator(input)), input.new_empty(shape, dtype=torch.int64)
 
 
 register(
     _NAME,
-    "(Tensor input, Tensor weight, Tensor? bias, Tensor? temperatures, SymInt k, float temperature, float logit_scale, "
-    "float? softcap, SymInt? num_threads) -> (Tensor log_prob, Tensor index)",
+    "(Tensor input, Tensor weight, Tensor? bias, Tensor? temperatures, Tensor? numbers, SymInt k, float temperature, "
+    "float logit_scale, float? softcap, SymInt? num_threads) -> (Tensor log_prob, Tensor index)",
     _compute,
     _fake,
     one_after_another,
@@ -104,14 +105,13 @@ def linear_top_k(
     check_floating(_NAME, input=input, linear_weight=linear_weight)
     k = k if type(k) in (int, torch.SymInt) else integer(k, "k", _NAME)
     threads = threads_of(num_threads, _NAME)
-    numbers = (
-        real_number(1.0 if isinstance(temperature, torch.Tensor) else temperature, "temperature", _NAME),
-        real_number(logit_scale, "logit_scale", _NAME),
-        None if softcap is None else real_number(softcap, "softcap", _NAME),
-    )
+    options = {"temperature": temperature if of_rows is None else 1.0, "logit_scale": logit_scale, "softcap": softcap}
+    numbers, traced = numbers_of(_NUMBERS, _NAME, options)
     with torch.no_grad():
         try:
-            found = torch.ops.ascend_grad.linear_top_k(input, linear_weight, linear_bias, of_rows, k, *numbers, threads)
+            found = torch.ops.ascend_grad.linear_top_k(
+                input, linear_weight, linear_bias, of_rows, traced, k, *map(numbers.__getitem__, _NUMBERS), threads
+            )
         except AscendGradError as error:
             rename(error, _NAME, _NAMES)
             raise

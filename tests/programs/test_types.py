@@ -41,6 +41,15 @@ assert_type(found.loss, NDArray)
 layer = ag.linear_cross_entropy(x, w, t, bias=np.zeros(4), output_mask=(True, False))
 assert_type(layer, LossResult[NDArray])
 x -= 0.1 * layer.input_grad
+assert_type(ag.softmax(x), NDArray)
+assert_type(ag.scaled_masked_softmax(x, x, out=None), NDArray)
+assert_type(ag.log_softmax_backward(x, x, out=x), np.ndarray[tuple[int, int], np.dtype[np.float64]])
+
+class Tensor:
+    pass
+
+assert_type(ag.softmax(x, out=Tensor()), Tensor)
+assert_type(ag.cross_entropy(x, t, out=Tensor()).input_grad, Tensor)
 print(layer.bias_grad.shape, layer.predicted.max())
 print(ag.linear_cross_entropy_backward(x, w, t, lse=found.lse).weight_grad.sum())
 assert_type(ag.linear_top_k(x, w, 2).log_prob, NDArray)

@@ -155,6 +155,19 @@ def test_no_graph_for_each_value_of_an_option(loss: str, option: str, outputs: t
     assert backend.frame_count == 2
 
 
+@pytest.mark.parametrize("option", ["temperature", "logit_scale", "softcap"])
+def test_no_graph_for_each_value_of_an_option_of_top_k(option: str):
+    backend = CompileCounterWithBackend("aot_eager")
+
+    def function(x, w, value):
+        return agt.linear_top_k(x, w, 2, **{option: value}).log_prob
+
+    compiled = torch.compile(function, fullgraph=True, backend=backend)
+    for value in CHANGING_LINEAR[option]:
+        check(compiled, function, [torch.randn(4, 3), torch.randn(7, 3)], [value])
+    assert backend.frame_count == 2
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_one_graph_for_options_that_are_tensors(loss: str, dtype: torch.dtype):

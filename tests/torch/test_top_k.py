@@ -44,9 +44,10 @@ def test_transforms():
     torch.testing.assert_close(batched[0], right.values)
     torch.testing.assert_close(compiled[0], right.values[0])
     assert torch.equal(batched[1], right.indices)
-    torch.library.opcheck(
-        torch.ops.ascend_grad.linear_top_k.default, (input, weight, None, None, 2, 1.0, 1.0, None, None)
-    )
+    for numbers in (None, torch.tensor([0.5, 2.0], dtype=torch.float64)):  # the temperature and the scale of logits
+        torch.library.opcheck(
+            torch.ops.ascend_grad.linear_top_k.default, (input, weight, None, None, numbers, 2, 1.0, 1.0, None, None)
+        )
 
 
 def test_refusals():
