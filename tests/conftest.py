@@ -55,6 +55,7 @@ largest_errors: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
 
 
 #: Paths of tests that need an optional package. If the package is not installed, they are not collected.
+ABOUT_EVERY_DOOR = ("tests/project/test_help.py",)
 ABOUT_ZARR = (
     "tests/cli/test_apply_zarr.py",
     "tests/cli/test_apply_zarr_losses.py",
@@ -87,6 +88,7 @@ ABOUT_PACKAGES = {
         "ascend_grad/torch",
         "ascend_grad/parallel/process_group.py",
         "docs/torch.md",
+        *ABOUT_EVERY_DOOR,
     ),
     "sklearn": ("tests/torch/test_import_last.py",),
     "jax": (
@@ -97,12 +99,14 @@ ABOUT_PACKAGES = {
         "tests/support/mesh_checks.py",
         "ascend_grad/jax",
         "docs/jax.md",
+        *ABOUT_EVERY_DOOR,
     ),
     "dask": (
         "tests/dask",
         "tests/support/dask_chunks.py",
         "ascend_grad/dask",
         "docs/dask.md",
+        *ABOUT_EVERY_DOOR,
         *ABOUT_ZARR,
     ),
     "zarr": ABOUT_ZARR,
