@@ -52,7 +52,8 @@ def _top_k(settings: Settings, layer: dict[str, jax.Array], others: dict[str, ja
 
 def _forward(settings: Settings, layer: dict[str, Any], others: dict[str, Any]) -> tuple[list, tuple]:
     refuse_derivatives(settings.operator, others, "the log-probabilities have")
-    wanted = dict.fromkeys(name for name, each in layer.items() if each.perturbed)
+    # As in the losses, the structure of residuals does not depend on which arrays are differentiated: the rank tells.
+    wanted = {name: jnp.zeros((0,) * bool(each.perturbed)) for name, each in layer.items()}
     of_layer, of_rows = ({name: each.value for name, each in arrays.items()} for arrays in (layer, others))
     results = _top_k(settings, of_layer, of_rows)
     return results, (of_layer, of_rows, results[1], wanted)
@@ -65,7 +66,8 @@ def _backward(settings: Settings, residuals: tuple, cotangents: list) -> tuple[d
     if not isinstance(cotangents[0], jax.custom_derivatives.SymbolicZero):
         targets = {"target": index, "target_prob": jnp.zeros(index.shape, jnp.float32)}
         upstream = {"grad_loss": jnp.zeros((), cotangents[0].dtype), "grad_log_prob": cotangents[0]}
-        found = compute(settings, {**layer, **others, **targets, **upstream}, ("loss",), tuple(wanted))
+        names = tuple(name for name, each in wanted.items() if each.ndim)
+        found = compute(settings, {**layer, **others, **targets, **upstream}, ("loss",), names)
     return {name: found.get(f"{name}_grad") for name in layer}, None
 
 
