@@ -201,6 +201,23 @@ def test_within_loops_and_checkpoints():
     assert_close(again(layer), plain(layer))
 
 
+@pytest.mark.parametrize("transform", [jax.jit, jax.checkpoint], ids=["jit", "checkpoint"])
+@pytest.mark.parametrize("names", [("input", "weight"), ("weight",)])
+def test_derivatives_with_respect_to_different_arrays_at_once(names, transform):
+    """One compiled program is differentiated with respect to one array after another, and all gradients come later."""
+    square = jnp.asarray(generator("square").standard_normal((3, 4, 4)))  # gradients are not told by their shapes
+    layer = {"input": square[0], "weight": square[1], "bias": square[2, 0]}
+
+    def gradients(function):
+        """Return the gradient with respect to all arrays, and the one with respect to each of these."""
+        total = transform(lambda layer: function(**layer, k=K)[0].sum())
+        of_all = jax.vjp(total, layer)[1]
+        parts = [jax.vjp(lambda each, name=name: total({**layer, name: each}), layer[name])[1] for name in names]
+        return [each(jnp.float64(1))[0] for each in (of_all, *parts)]
+
+    assert_close(gradients(agj.linear_top_k), gradients(formula))
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
