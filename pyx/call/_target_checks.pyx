@@ -252,6 +252,8 @@ cdef class TargetsInTheVocabulary(Check):
         given = call.values[self.slots[0]]
         cdef bint of_logits = call.operator.family == LOSSES
         if is_dense(call):
+            if not of_logits and call.sizes[V] == 0 and call.sizes[BT] > 0:
+                call.fail(self.names[0], "indices, all of them ignore_index, as the vocabulary is empty", "probabilities")
             return 0
         if isinstance(given, AbstractDeviceArray) and (of_logits or not given.IS_READ):
             return 0  # no device computes losses of logits

@@ -28,26 +28,34 @@ cdef tuple names_of_numbers():
     return tuple(names)
 
 
+cdef enum:
+    FIRST_NUMBER = 11                 # place of the first number in `_arguments`
+
 #: The arguments that `set_options` reads, in this order; the last ones are numbers, in the order of `numeric_option`.
 cdef tuple _arguments = (
     "reduction", "ignore_index", "vocab_start_index", "target_prob", "class_weight", "token_weight", "temperature",
     "grad_loss", "grad_lse", "grad_log_prob", "grad_entropy", *names_of_numbers()
 )
-#: The positions of these arguments among the parameters of an operator, -1 for none: calls look no names up.
-cdef dict _positions = {}
+#: The slots of these arguments by operator, `NO_SLOT` for a parameter that an operator lacks: calls look no names up.
+cdef dict _slots = {}
+cdef enum:
+    NO_SLOT = 255
 
 
-cdef tuple arguments_of(object source):
+cdef list arguments_of(object source):
     """Return the arguments that `set_options` reads; None for one that a call or a rank's dictionary lacks."""
     if type(source) is not Call:
-        return tuple([(<dict>source).get(name) for name in _arguments])
+        return [(<dict>source).get(name) for name in _arguments]
     cdef Call call = source
-    cdef list values = call.values
-    cdef tuple positions = _positions.get(call.operator)
-    if positions is None:
-        positions = _positions[call.operator] = tuple([call.operator.slots.get(name, -1) for name in _arguments])
+    cdef bytes slots = _slots.get(call.operator)
+    if slots is None:
+        slots = _slots[call.operator] = bytes([call.operator.slots.get(name, NO_SLOT) for name in _arguments])
+    cdef list values = call.values, arguments = [None] * len(slots)
     cdef Py_ssize_t i
-    return tuple([None if (i := <Py_ssize_t>position) < 0 else values[i] for position in positions])
+    for i in range(len(slots)):
+        if <unsigned char>slots[i] != NO_SLOT:
+            arguments[i] = values[<unsigned char>slots[i]]
+    return arguments
 
 
 cdef object option(object source, str name):
@@ -93,11 +101,11 @@ cdef list set_options(LossOptions *o, cnp.ndarray target, object source, bint wi
     `source` is a `Call`, or a dictionary of a rank's options. Without `with_values`, the elements of arrays mean nothing.
     """
     cdef list held = [target]
-    cdef list numbers
+    cdef list arguments = arguments_of(source)
     (
         reduction, ignore_index, first_entry, prob, class_weight, token_weight, temperature,
-        grad_loss, grad_lse, grad_log_prob, grad_entropy, *numbers
-    ) = arguments_of(source)
+        grad_loss, grad_lse, grad_log_prob, grad_entropy
+    ) = arguments[:FIRST_NUMBER]
     cdef const char *name
     cdef int i
     memset(o, 0, sizeof(LossOptions))
@@ -113,8 +121,8 @@ cdef list set_options(LossOptions *o, cnp.ndarray target, object source, bint wi
     o.class_weight = vector_of(class_weight, held, with_values)
     o.classes = 0 if o.class_weight == NULL else cnp.PyArray_SIZE(<cnp.ndarray>class_weight)
     o.token_weight = vector_of(token_weight, held, with_values)
-    for i in range(<int>len(numbers)):
-        numeric_option(o, i, &name)[0] = numbers[i] or 0
+    for i in range(<int>len(arguments) - FIRST_NUMBER):
+        numeric_option(o, i, &name)[0] = arguments[FIRST_NUMBER + i] or 0
     o.temperatures, o.temperature = vector_of(temperature, held, with_values), one_number(temperature)
     o.reduction = REDUCTION_SUM if reduction == "sum" else REDUCTION_MEAN if reduction == "mean" else REDUCTION_NONE
     o.grad_losses, o.grad_loss = vector_of(grad_loss, held, with_values), one_number(grad_loss)

@@ -160,6 +160,10 @@ def test_leading_dimensions(dtype):
         ({"target": np.zeros((2, 5))}, r"target: expected shape \(2, 4\), as floating targets are probabilities"),
         ({"target": np.zeros(2)}, r"target: expected an integer dtype, got float64 \(target.astype\(numpy.int64\)"),
         ({"outputs": ("log_prob",)}, "outputs: expected no output of a single target, as target holds probabilities"),
+        (
+            {"weight": np.zeros((0, 3)), "target": np.zeros((2, 0))},
+            "target: expected indices, all of them ignore_index, as the vocabulary is empty, got probabilities$",
+        ),
         ({"target_prob": np.ones((2, 4))}, "target: expected an integer dtype, as target_prob is given, got float64$"),
     ],
 )
@@ -169,6 +173,11 @@ def test_refused(arguments, words):
         with pytest.raises(ag.ParamInvalidError, match=words) as info:
             ag.linear_cross_entropy(**call | arguments, backend=backend)
         assert info.value.code == 161002
+
+
+def test_refused_in_the_backward_pass():
+    with pytest.raises(ag.ParamInvalidError, match="as the vocabulary is empty, got probabilities"):
+        ag.linear_cross_entropy_backward(np.zeros((2, 3)), np.zeros((0, 3)), np.zeros((2, 0)), grad_loss=1.0)
 
 
 def test_memory_is_bounded():

@@ -131,7 +131,7 @@ def draw_linear(draw: Draw, dtype: str, shape: list[int], case: str) -> tuple[di
         several = (sizes.BT, draw.choice((1, 2, 3)))
         arguments["target"] = 100 + arrays.targets(several, sizes.V, -107)
         arguments["target_prob"] = arrays.floats(several, 0, 1)
-    elif draw.chance(0.25):
+    elif draw.chance(0.25) and (sizes.V or not sizes.BT):
         arguments["target"] = arrays.floats((sizes.BT, sizes.V), 0, 1, zeros=0.2)
     arguments |= draw_options(draw, arrays, (sizes.BT,), sizes.V)
     if draw.chance(0.4):
