@@ -300,6 +300,54 @@ SITUATIONS = {
     "a masked tensor": Refusal(
         lambda d: d.module.softmax(masked_tensor()), r"input: .* computes as torch.Tensor does", ("torch",)
     ),
+    # modules and functions of other packages
+    **{
+        f"a module of {name}": Refusal(lambda d, call=call: call(d), words, ("torch",), kind)
+        for name, call, words, kind in (
+            (
+                "a list of weights",
+                lambda d: d.module.LinearCrossEntropyLoss(3, 7, weight=[1.0] * 7),
+                "LinearCrossEntropyLoss: weight: expected a torch.Tensor, got list",
+                ag.ParamTypeError,
+            ),
+            (
+                "a tensor that is no parameter",
+                lambda d: d.module.LinearCrossEntropyLoss(3, 7, linear_weight=d.array(WEIGHT)),
+                r"linear_weight: expected a torch.nn.Parameter, .* \(torch.nn.Parameter\(linear_weight\) makes one\)$",
+                ag.ParamTypeError,
+            ),
+            (
+                "a layer",
+                lambda d: d.module.LinearCrossEntropyLoss(3, 7, linear_weight=layer()),
+                r"linear_weight: expected a torch.nn.Parameter, .* \(pass layer.weight\)$",
+                ag.ParamTypeError,
+            ),
+            (
+                "a text as length",
+                lambda d: d.module.LinearCrossEntropyLoss("3", 6),
+                "LinearCrossEntropyLoss: in_features: expected an int, got str '3'",
+                ag.ParamTypeError,
+            ),
+            (
+                "a negative length",
+                lambda d: d.module.LinearCrossEntropyLoss(3, -6),
+                "LinearCrossEntropyLoss: num_classes: expected an int of at least 0, got -6",
+                ag.ParamInvalidError,
+            ),
+        )
+    },
+    "return_lse that is no truth value": Refusal(
+        lambda d: d.module.compat.cce.linear_cross_entropy(*map(d.array, (HIDDEN, WEIGHT, TARGET)), return_lse="x"),
+        "compat.cce.linear_cross_entropy: return_lse: expected True or False, got str 'x'",
+        ("torch",),
+        ag.ParamTypeError,
+    ),
+    "ignore_index that is no number": Refusal(
+        lambda d: d.module.compat.cce.linear_cross_entropy(*map(d.array, (HIDDEN, WEIGHT, TARGET)), ignore_index=None),
+        "compat.cce.linear_cross_entropy: ignore_index: expected an int, got None",
+        ("torch",),
+        ag.ParamTypeError,
+    ),
     # options
     "a misspelled option": Refusal(
         lambda d: cross_entropy(TARGET, label_smooting=0.1)(d),
