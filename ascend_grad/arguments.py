@@ -81,12 +81,20 @@ def _check_dense(value: object, name: str, operator: str | None) -> None:
             raise ParamTypeError(message, operator=operator)
 
 
+def advice_on_module(value: object) -> str:
+    """Return what to pass instead of a layer of torch, or nothing if the value is no such layer."""
+    layers = getattr(sys.modules.get("torch.nn"), "Linear", ())
+    return " (pass layer.weight)" if isinstance(value, layers) else ""
+
+
 def check_class(kind: type, name: str, operator: str | None) -> None:
     """Refuse classes of arrays that have more than elements, as conversion would drop the rest."""
     if arrays.has_own_arithmetic(kind):
         way = "x.filled(value)" if issubclass(kind, np.ma.MaskedArray) else "numpy.asarray(x)"
         expected = f"an array that computes as numpy.ndarray does ({way} makes one of its elements)"
         got = f"{kind.__module__}.{kind.__qualname__}"
+        if issubclass(kind, np.ma.MaskedArray) and "target" in name:
+            got += f" ({name}.filled(-100) ignores masked rows)"
         raise ParamTypeError(f"{name}: expected {expected}, got {got}", operator=operator)
 
 
@@ -112,7 +120,8 @@ def converted_by_numpy(value: object, name: str, operator: str | None = None) ->
         for kind in arrays.classes_within(value):
             check_class(kind, name, operator)
     elif not (hasattr(value, "dtype") or hasattr(type(value), "__float__")):  # later checks refuse these
-        raise ParamTypeError(f"{name}: expected an array of numbers, got {shown(value)}", operator=operator)
+        got = f"{shown(value)}{advice_on_module(value)}"
+        raise ParamTypeError(f"{name}: expected an array of numbers, got {got}", operator=operator)
     return np.asarray(array)
 
 

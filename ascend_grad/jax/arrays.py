@@ -79,7 +79,7 @@ def check(operator: str, arrays: dict[str, jax.Array | None], **settings: object
     """
     for name, value in settings.items():
         if isinstance(value, jax.core.Tracer):
-            expected = "a value that is known when JAX traces (static_argnames of jax.jit)"
+            expected = "a value that is known when JAX traces (name it in static_argnames of jax.jit)"
             raise ParamTypeError(f"{name}: expected {expected}, got a tracer", operator=operator)
     ignored = settings.get("ignore_index")
     element = {"target": int(ignored) if isinstance(ignored, (int, np.integer)) else 0}

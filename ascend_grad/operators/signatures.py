@@ -81,8 +81,12 @@ def completed(options: Mapping[str, Any], defaults: dict[str, Any], function: st
     """Return the options of a call, the defaults among them. An unknown name is Python's error of this function."""
     values = {**defaults, **options}
     if len(values) > len(defaults):
+        from difflib import get_close_matches
+
         name = next(each for each in options if each not in defaults)
-        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+        message = f"{function}() got an unexpected keyword argument {name!r}"
+        close = get_close_matches(name, defaults, 1, 0.8) or [each for each in defaults if each.endswith(f"_{name}")]
+        raise TypeError(f"{message}. Did you mean {close[0]!r}?" if len(close) == 1 else message)
     return values
 
 

@@ -202,7 +202,7 @@ def unrounded_loss(
     given = {names.get(name, name): each for name, each in tensors.items()}
     refuse_jit_trace(operator)
     check_tensors(operator, **{input_name: input}, target=target, **given)
-    check_floating(operator, **{input_name: input})
+    check_floating(operator, target, **{input_name: input})
     loss_operators.check_target_dtype(operator, "target", target)
     loss_operators.refuse_gradients(operator, {"target": target, **given})
     loss_operators.check_reduction(operator, reduction)

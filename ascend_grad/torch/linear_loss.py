@@ -275,6 +275,7 @@ def _check_dtypes(
     """Check that both dtypes are equal. `given` has the dtypes before autocast, for the message."""
     if linear_weight.dtype != input.dtype:
         message = f"{names.weight}: expected {given[0]}, as {names.input} is, got {given[1]}"
+        message += f" ({names.weight}.to({names.input}.dtype) converts it)"
         raise ParamTypeError(message, operator=names.operator)
 
 
@@ -294,13 +295,17 @@ def _check_shapes(
         raise ParamInvalidError(message, operator=operator)
     if linear_weight.dim() != 2 or linear_weight.shape[1] != input.shape[-1]:
         message = f"{names.weight}: expected shape (C, {input.shape[-1]}), got {tuple(linear_weight.shape)}"
+        if linear_weight.dim() == 2 and linear_weight.shape[0] == input.shape[-1]:
+            message += f" (did you mean {names.weight}.T?)"
         raise ParamInvalidError(message, operator=operator)
     if target.is_floating_point():
         shape = (*input.shape[:-1], linear_weight.shape[0])
-        check_shape(operator, names.target, target, shape, "as floating targets are probabilities of all classes")
+        words = "as floating targets are probabilities of all classes"
+        check_shape(operator, names.target, target, shape, words, linear_weight.shape[0])
         return
     if target_prob is None:
-        check_shape(operator, names.target, target, input.shape[:-1], f"one for each row of {names.input}")
+        words = f"one for each row of {names.input}"
+        check_shape(operator, names.target, target, input.shape[:-1], words, linear_weight.shape[0])
         return
     if target.dim() != input.dim() or target.shape[:-1] != input.shape[:-1]:
         message = f"{names.target}: expected shape {(*input.shape[:-1], 'K')}, as target_prob is given, got "
@@ -308,10 +313,24 @@ def _check_shapes(
     check_shape(operator, "target_prob", target_prob, target.shape, f"as {names.target} has")
 
 
-def check_shape(operator: str, name: str, tensor: torch.Tensor, shape: Sequence[int], words: str) -> None:
-    """Raise an error unless a tensor has this shape, which `words` explain."""
+def _advice(name: str, target: torch.Tensor, shape: tuple[int, ...], classes: int) -> str:
+    """Return what to do about targets of another shape than this one, if the likely cause is known."""
+    is_floating, got = target.is_floating_point(), tuple(target.shape)
+    rows = shape[:-1] if is_floating else shape
+    if got == (*rows, 1):
+        return f" (class ids: {name}.squeeze(-1){'.long()' if is_floating else ''})"
+    if got == (rows if is_floating else (*rows, classes)):
+        return f" ({name}.long() makes classes of it)" if is_floating else f" (if one-hot, {name}.argmax(-1))"
+    return ""
+
+
+def check_shape(
+    operator: str, name: str, tensor: torch.Tensor, shape: Sequence[int], words: str, classes: int | None = None
+) -> None:
+    """Raise an error unless a tensor has this shape, which `words` explain. `classes` is their number for targets."""
     if tensor.shape != shape:
-        message = f"{name}: expected shape {tuple(shape)}, {words}, got {tuple(tensor.shape)}"
+        advice = "" if classes is None else _advice(name, tensor, tuple(shape), classes)
+        message = f"{name}: expected shape {tuple(shape)}, {words}, got {tuple(tensor.shape)}{advice}"
         raise ParamInvalidError(message, operator=operator)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Unpack
 import numpy as np
 import torch
 
-from ..arguments import shown
+from ..arguments import integer, shown
 from ..errors import AscendGradError, ParamInvalidError, rename
 from ..inspection import bound_call
 from ..operators.options import NUMBER, NUMBER_OR_PER_ROW, OPTIONS
@@ -18,6 +18,7 @@ from ..operators.signatures import Words, completed, options_of, with_options
 from .linear import linear_cross_entropy
 from .linear_loss import check_shape
 from .loss_operators import IGNORE_INDEX, ROWS_OF
+from .tensors import refuse_other_class
 
 if TYPE_CHECKING:
     from torch.nn import LinearCrossEntropyLoss as _Module
@@ -65,6 +66,15 @@ def check_options(operator: str, **options: object) -> None:
     except AscendGradError as error:
         rename(error, operator, {})
         raise
+
+
+def _length(value: object, name: str) -> int:
+    """Return a dimension of a layer's weight as an int."""
+    length = integer(value, name, "LinearCrossEntropyLoss")
+    if length < 0:
+        message = f"{name}: expected an int of at least 0, got {shown(length)}"
+        raise ParamInvalidError(message, operator="LinearCrossEntropyLoss")
+    return length
 
 
 #: The options that belong to the model, which torch's module does not have.
@@ -136,11 +146,17 @@ class LinearCrossEntropyLoss(_Module):
         **further: Unpack[ModelOptions[torch.Tensor, float]],
     ):
         own = completed(further, _OPTIONS, "LinearCrossEntropyLoss")
+        in_features = _length(in_features, "in_features")
+        num_classes = _length(num_classes, "num_classes")
         if weight is not None:
+            if not isinstance(weight, torch.Tensor):
+                refuse_other_class("LinearCrossEntropyLoss", "weight", weight)
             check_shape("LinearCrossEntropyLoss", "weight", weight, (num_classes,), "one for each class")
         if not isinstance(out_features, Sequence) or not all(isinstance(n, int) and n > 0 for n in out_features):
             message = f"out_features: expected a tuple of positive ints, got {shown(out_features)}"
             raise ParamInvalidError(message, operator="LinearCrossEntropyLoss")
+        if linear_weight is not None and not isinstance(linear_weight, torch.nn.Parameter):
+            refuse_other_class("LinearCrossEntropyLoss", "linear_weight", linear_weight, "torch.nn.Parameter")
         check_options(
             "LinearCrossEntropyLoss",
             reduction=reduction,

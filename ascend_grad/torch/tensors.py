@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
-from ..arguments import shown, thread_count
+import ascend_grad as ag
+
+from ..arguments import advice_on_module, shown, thread_count
 from ..errors import BackendUnavailableError, ParamTypeError
 from ..operators.signatures import Words
 
@@ -87,12 +90,14 @@ def are_readable(tensors: Iterable[torch.Tensor]) -> bool:
     return not is_observed() and all(not each.is_meta and _is_memory(each) for each in tensors)
 
 
-def check_floating(operator: str, **tensors: torch.Tensor) -> None:
-    """Refuse tensors of integers and truth values, as torch's own functions do."""
+def check_floating(operator: str, target: torch.Tensor | None = None, /, **tensors: torch.Tensor) -> None:
+    """Refuse tensors of integers and truth values, as torch's own functions do. `target` may be swapped with them."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() and not tensor.is_complex():  # complex dtypes are refused with all others
             expected = "dtype float32, float16, bfloat16 or float64"
-            got = f"{str(tensor.dtype).removeprefix('torch.')} ({name}.float() converts it)"
+            is_swapped = target is not None and target.is_floating_point()
+            advice = f"are {name} and target swapped?" if is_swapped else f"{name}.float() converts it"
+            got = f"{str(tensor.dtype).removeprefix('torch.')} ({advice})"
             raise ParamTypeError(f"{name}: expected {expected}, got {got}", operator=operator)
 
 
@@ -108,6 +113,17 @@ def refuse_jit_trace(operator: str) -> None:
         raise NotImplementedError(f"{operator}: {message}")
 
 
+def refuse_other_class(operator: str, name: str, value: object, expected: str = "torch.Tensor") -> NoReturn:
+    """Refuse an argument that is no tensor."""
+    advice = advice_on_module(value)
+    if isinstance(value, torch.Tensor):
+        advice = f" ({expected}({name}) makes one)"
+    if isinstance(value, np.ndarray):
+        also = f", or ascend_grad.{operator}" if hasattr(ag, operator) else ""
+        advice = f" (torch.from_numpy({name}){also})"
+    raise ParamTypeError(f"{name}: expected a {expected}, got {shown(value)}{advice}", operator=operator)
+
+
 def check_tensors(operator: str, **tensors: object) -> None:
     """Refuse arguments that are not dense tensors on one device: the CPU or an Ascend NPU.
 
@@ -116,14 +132,17 @@ def check_tensors(operator: str, **tensors: object) -> None:
     place = None
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
-            raise ParamTypeError(f"{name}: expected a torch.Tensor, got {shown(tensor)}", operator=operator)
+            refuse_other_class(operator, name, tensor)
         if type(tensor) not in _OWN_CLASSES and hasattr(tensor, "full_tensor"):
             expected = "a tensor of this process (to_local() or full_tensor() makes one)"
             message = f"{name}: expected {expected}, got a {type(tensor).__name__}"
             raise ParamTypeError(message, operator=operator)
+        if type(tensor) not in _OWN_CLASSES and isinstance(tensor, torch.masked.MaskedTensor):
+            expected = "a tensor that computes as torch.Tensor does (to_tensor(value) makes one)"
+            raise ParamTypeError(f"{name}: expected {expected}, got a {type(tensor).__name__}", operator=operator)
         device = tensor.device
         if device.type not in ("cpu", "npu", "meta"):
-            message = f"{name}: expected a tensor on the CPU or on an Ascend NPU, got one on {device}"
+            message = f"{name}: expected a tensor on the CPU or on an Ascend NPU, got one on {device} (cpu() copies it)"
             raise BackendUnavailableError(message, operator=operator)
         if place is None:
             place = device

@@ -382,7 +382,9 @@ cdef object not_converted(object value, object error, str name, str operator):
 
 cdef object on_another_device(object value, object device, str name, str operator):
     device = getattr(value, "device", device)  # torch's own name, if it has one
-    message = f"{name}: expected an array on the CPU, got one on device {device}"
+    is_copied = hasattr(value, "cpu") and getattr(device, "type", "meta") != "meta"
+    advice = f" ({name}.cpu() copies it)" if is_copied else ""
+    message = f"{name}: expected an array on the CPU, got one on device {device}{advice}"
     return BackendUnavailableError(message, operator=operator)
 
 

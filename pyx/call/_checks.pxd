@@ -20,8 +20,11 @@ cdef class Shape(Check):
     cdef bint of_rows
     cdef str advice(self, Call call, cnp.ndarray array)
     cdef int run_on_rows(self, Call call, cnp.ndarray array) except -1
+    cdef str other_axis(self, Call call, cnp.ndarray array)
 
 
+cdef bint is_tensor(Call call, int slot) except -1
+cdef str conversion(Call call, int slot, str dtype)
 cdef bint have_same_shape(cnp.ndarray a, cnp.ndarray b) noexcept
 cdef tuple rows_of(Call call)
 cdef Py_ssize_t vocabulary_of(Call call) except -1

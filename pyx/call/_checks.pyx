@@ -9,7 +9,7 @@ import numpy as np
 cimport numpy as cnp
 
 from ascend_grad._array_types cimport NUMPY, ArrayType, array_type
-from ascend_grad._call cimport K, LOSSES, V, Call, Check, shape_of, size_names, size_numbers
+from ascend_grad._call cimport K, LOSSES, ROWWISE, V, Call, Check, shape_of, size_names, size_numbers
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport AG_FLOAT64
 
@@ -25,6 +25,19 @@ cdef extern from "Python.h":
 
 cdef object _last = arguments.LAST
 cdef tuple _floating = FLOATING_DTYPES  # in the order of ag_dtype
+
+cdef bint is_tensor(Call call, int slot) except -1:
+    """Return whether an argument that was converted is a tensor of torch."""
+    cdef ArrayType kind = None if call.origins is None else call.origins[slot]
+    return kind is not None and kind.library == "torch"
+
+
+cdef str conversion(Call call, int slot, str dtype):
+    """Return for an error the call of an array's method that converts the array to a dtype."""
+    if is_tensor(call, slot):
+        return "long()" if dtype == "int64" else f"to(torch.{dtype})"
+    return f"astype(numpy.{dtype})"
+
 
 cdef bint have_same_shape(cnp.ndarray a, cnp.ndarray b) noexcept:
     cdef int axis, rank = cnp.PyArray_NDIM(a)
@@ -87,13 +100,16 @@ cdef class Floating(Check):
             if number < 0:
                 expected = f"dtype {FLOATING_NAMES}"
                 if array.dtype.kind in "biu":
-                    expected += " (astype(numpy.float32) converts it)"
-                call.fail(self.names[i], expected, array.dtype, ParamTypeError)
+                    expected += f" ({conversion(call, self.slots[i], 'float32')} converts it)"
+                got = f"{array.dtype} (astype(numpy.float64) converts numbers)" if array.dtype == object else array.dtype
+                call.fail(self.names[i], expected, got, ParamTypeError)
             if first < 0:
                 first = number
             elif number != first:
                 expected = f"dtype {_floating[first]} as {self.names[0]} has"
-                call.fail(self.names[i], expected, array.dtype, ParamTypeError)
+                method = "to" if is_tensor(call, self.slots[i]) else "astype"
+                advice = f"{self.names[i]}.{method}({self.names[0]}.dtype) converts it"
+                call.fail(self.names[i], expected, f"{array.dtype} ({advice})", ParamTypeError)
         return 0
 
     cdef bint convert_integers(self, Call call) except -1:
@@ -136,7 +152,15 @@ cdef class Dtype(Check):
         for i in range(2):
             if dtype.kind == self.kinds[i] and cnp.PyArray_ITEMSIZE(array) == self.sizes[i]:
                 return 0
-        return call.fail(self.names[0], self.expected, dtype, ParamTypeError)
+        return call.fail(self.names[0], self.expected, f"{dtype}{self.advice(call, array)}", ParamTypeError)
+
+    cdef str advice(self, Call call, cnp.ndarray array):
+        """Return the conversion of numbers to truth values or indices."""
+        cdef bint is_mask = self.kinds[0] == c"b"
+        if self.kinds[0] == c"f" or array.dtype.kind not in "biuf":
+            return ""
+        method = "bool()" if is_mask and is_tensor(call, self.slots[0]) else "astype(bool)"
+        return f" ({self.names[0]}.{method if is_mask else conversion(call, self.slots[0], 'int64')} converts it)"
 
 
 cdef class Number(Check):
@@ -205,6 +229,9 @@ cdef class AxisInRange(Check):
             rank = 1
         if type(given) is not int and given is not _last:
             call.ran_foreign_code = True
+            if call.operator.family == ROWWISE and (given is None or isinstance(given, tuple)):
+                advice = f"for all axes, as SciPy's default: {self.names[0]}.reshape(-1)"
+                call.fail("axis", "an int", f"{arguments.shown(given)} ({advice})", ParamTypeError)
             given = call.values[self.slots[1]] = arguments.integer(given, "axis", call.operator.name)
         axis = PyLong_AsLongLongAndOverflow(given, &overflow)
         if overflow or not -rank <= axis < rank:
@@ -239,7 +266,10 @@ cdef class Rank(Check):
         cdef int rank = cnp.PyArray_NDIM(call.array(self.slots[0]))
         if not self.low <= rank <= self.high:
             expected = f"rank {self.low}" if self.low == self.high else f"rank {self.low} to {self.high}"
-            call.fail(self.names[0], expected, f"rank {rank}")
+            advice = ""
+            if self.low == self.high and 0 < self.low - rank <= 2:
+                advice = f" ({self.names[0]}[{', '.join(['None'] * (self.low - rank))}] has rank {self.low})"
+            call.fail(self.names[0], expected, f"rank {rank}{advice}")
         return 0
 
 
@@ -324,8 +354,22 @@ cdef class Shape(Check):
         if shape_of(array) != expected:
             name = call.operator.array_names[0]
             why = f"that of {name} without axis {call.axis}" if self.of_rows else "an entry for each class"
-            call.fail(self.names[0], f"shape {expected}, {why}", shape_of(array))
+            call.fail(self.names[0], f"shape {expected}, {why}", f"{shape_of(array)}{self.other_axis(call, array)}")
         return 0
+
+    cdef str other_axis(self, Call call, cnp.ndarray array):
+        """Return what to do if an array has the shape of the rows along another axis than the call's."""
+        cdef int first = call.operator.array_slots[0], axis
+        cdef tuple shape = shape_of(call.array(first)), rows = shape_of(array)
+        if not self.of_rows:
+            return ""
+        for axis in range(1, <int>len(shape)):
+            if shape[:axis] + shape[axis + 1:] != rows:
+                continue
+            if is_tensor(call, first) and call.axis == 1:  # the only axis of ascend_grad.torch
+                return f" (classes along axis {axis}: {call.operator.array_names[0]}.movedim({axis}, 1))"
+            return f" (classes along axis {axis}{', as in PyTorch' if axis == 1 else ''}: axis={axis})"
+        return ""
 
 
 cdef class TrueOrFalse(Check):

@@ -95,7 +95,7 @@ cdef class MaskHasRows(Check):
         elif not fits or cnp.PyArray_DIM(array, 0) < nbytes:
             expected = f"at least {nbytes} bytes in one dimension, a bit for each row"
             call.fail(self.names[0], expected, shape_of(array))
-        elif cnp.PyArray_DIM(array, 0) == rows and rows > 8:
+        elif cnp.PyArray_DIM(array, 0) == rows and rows > 1:
             advice = f"for an entry for each row, pass {self.names[0]}.astype(bool)"
             message = f"{call.operator.name}: {self.names[0]}: uint8 is read as packed bits, eight rows to a byte; {advice}"
             warnings.warn(message, UserWarning, stacklevel=2)

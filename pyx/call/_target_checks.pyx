@@ -8,7 +8,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from ascend_grad cimport _tasks
 from ascend_grad._array_types cimport is_on_device
 from ascend_grad._call cimport BT, LOSSES, V, Call, Check, native_vector, shape_of
-from ascend_grad._checks cimport Floating, Shape, have_same_shape, rows_of, vocabulary_of
+from ascend_grad._checks cimport Floating, Shape, conversion, have_same_shape, is_tensor, rows_of, vocabulary_of
 from ascend_grad._dtypes cimport dtype_of
 
 from . import arguments
@@ -173,7 +173,7 @@ cdef class Classes(Check):
         if dtype_of(array) >= 0 and is_here and self.allows_dense and not has_prob and self.has_logits_shape(call, array):
             return 0
         if dtype.kind not in "iu" or not is_here:
-            advice = f" ({self.names[0]}.astype(numpy.int64) makes classes of it)" if dtype.kind in "fb" and is_here else ""
+            advice = f" ({self.advice(call, array)})" if is_here and (dtype.kind in "fbOUT" or dtype_of(array) >= 0) else ""
             expected = "an integer dtype" if is_here else "dtype int32 or int64"
             if has_prob and dtype_of(array) >= 0:
                 expected, advice = f"{expected}, as target_prob is given", ""
@@ -181,7 +181,9 @@ cdef class Classes(Check):
         if dtype.kind == "u" and cnp.PyArray_ITEMSIZE(array) == 8 and cnp.PyArray_SIZE(array):
             largest = int(array.max())
             if largest > arguments.MAX_INDEX:
-                call.fail(self.names[0], "vocabulary entries", largest)
+                index = tuple([int(each) for each in np.unravel_index(array.argmax(), shape_of(array))])
+                advice = f"{conversion(call, self.slots[0], 'int64')} makes it {largest - 2**64}"
+                call.fail(self.names[0], "vocabulary entries", f"{largest} at index {index} ({advice})")
         call.values[self.slots[0]] = array.astype(np.int64)
         return 0
 
@@ -198,8 +200,26 @@ cdef class Classes(Check):
             return True
         if cnp.PyArray_NDIM(target) == cnp.PyArray_NDIM(first):
             expected = f"shape {shape}, as floating targets are probabilities of all classes"
-            call.fail(self.names[0], expected, shape_of(target))
+            advice = ""
+            if shape_of(target) == shape[:len(shape) - 1] + (1,):
+                method = "long()" if is_tensor(call, self.slots[0]) else "astype(int)"
+                advice = f" (class ids: {self.names[0]}.squeeze(-1).{method})"
+            call.fail(self.names[0], expected, f"{shape_of(target)}{advice}")
         return False
+
+    cdef str advice(self, Call call, cnp.ndarray array):
+        """Return how targets that are no integers become classes."""
+        cdef cnp.ndarray first = call.array(call.operator.array_slots[0])
+        name = self.names[0]
+        if array.dtype.kind in "UT" or (array.dtype == object and array.size and isinstance(array.flat[0], str)):
+            return f"numpy.unique({name}, return_inverse=True)[1] numbers them"
+        if dtype_of(array) >= 0:
+            if call.operator.family == LOSSES and array.ndim == first.ndim + 1 and shape_of(array)[:-1] == shape_of(first):
+                return f"are {call.operator.array_names[0]} and {name} swapped?"
+            if (array != array).any():
+                filled = f"{name}.nan_to_num(" if is_tensor(call, self.slots[0]) else f"numpy.nan_to_num({name}, nan="
+                return f"it has NaN: {filled}ignore_index).{conversion(call, self.slots[0], 'int64')} ignores these rows"
+        return f"{name}.{conversion(call, self.slots[0], 'int64')} makes classes of it"
 
 
 cdef class TargetsInRange(Check):
@@ -246,7 +266,8 @@ cdef class TargetsInTheVocabulary(Check):
     """
 
     def __init__(self, vocab_start_index=None):
-        Check.__init__(self, "target", "ignore_index", *([] if vocab_start_index is None else [vocab_start_index]))
+        starts = [] if vocab_start_index is None else [vocab_start_index]
+        Check.__init__(self, "target", "ignore_index", "target_prob", *starts)
 
     cdef int run(self, Call call) except -1:
         given = call.values[self.slots[0]]
@@ -271,7 +292,7 @@ cdef class TargetsInTheVocabulary(Check):
         cdef Py_ssize_t begin = 0, i, count = cnp.PyArray_SIZE(target)
         if not of_logits:
             count = min(count, call.sizes[BT] * columns)
-        cdef int64_t start = call.values[self.slots[2]] if self.count > 2 else 0
+        cdef int64_t start = call.values[self.slots[3]] if self.count > 3 else 0
         cdef int64_t each, entries = vocabulary_of(call), ignored = call.values[self.slots[1]]
         cdef double last = 0
         while begin < count:
@@ -284,6 +305,17 @@ cdef class TargetsInTheVocabulary(Check):
                 self.refuse_first(call, target, start, entries, columns)
             begin += ROWS_PER_CHECK
             _tasks.check_signals(&last)
+        if call.values[self.slots[2]] is not None and entries > 2:
+            self.refuse_one_hot(call, target, entries)
+        return 0
+
+    cdef int refuse_one_hot(self, Call call, cnp.ndarray target, Py_ssize_t entries) except -1:
+        """Refuse one-hot rows as several targets of a row: V > 2 ids of 0 and 1 repeat, so they are no V classes."""
+        if cnp.PyArray_DIM(target, cnp.PyArray_NDIM(target) - 1) != entries or not cnp.PyArray_SIZE(target):
+            return 0
+        if target.max() == 1 and target.min() == 0:
+            advice = "looks one-hot (all ids are 0 or 1, K = V); pass target.argmax(-1)"
+            call.fail("target", "class ids", f"an array that {advice}")
         return 0
 
     cdef int refuse_first(

@@ -88,6 +88,17 @@ def linear(
     return lambda d: d.module.linear_cross_entropy(d.array(hidden), d.array(weight), d.array(target), **options)
 
 
+def layer() -> Any:
+    return pytest.importorskip("torch").nn.Linear(3, 7)
+
+
+def masked_tensor() -> Any:
+    torch = pytest.importorskip("torch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, about a prototype
+        return torch.masked.masked_tensor(torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool))
+
+
 SITUATIONS = {
     # integers and truth values as logits
     "softmax of integers": Value(
@@ -123,8 +134,85 @@ SITUATIONS = {
         OTHERS,
     ),
     "one-hot rows": Refusal(cross_entropy(ONE_HOT), r"target: .*got .*4, 7.*one-hot.*argmax\(-1\)", OTHERS),
+    "one-hot rows with probabilities": Refusal(
+        lambda d: d.loss(cross_entropy(ONE_HOT, target_prob=d.array(PROB))(d)),
+        r"target: .*looks one-hot \(all ids are 0 or 1, K = V\); pass target.argmax\(-1\)",
+        ("numpy", "torch", "dask"),
+    ),
+    "one-hot rows with probabilities of a layer": Refusal(
+        lambda d: d.loss(linear(ONE_HOT, target_prob=d.array(PROB))(d)),
+        r"target: .*looks one-hot \(all ids are 0 or 1, K = V\); pass target.argmax\(-1\)",
+        ("numpy", "torch", "dask"),
+    ),
+    "two classes of two": Value(
+        lambda d: d.loss(cross_entropy(ONE_HOT[:, :2], LOGITS[:, :2], target_prob=d.array(PROB[:, :2]))(d)),
+        -(PROB[:, :2] * np.take_along_axis(scipy.special.log_softmax(LOGITS[:, :2], -1), ONE_HOT[:, :2], -1))
+        .sum(-1)
+        .mean(),
+    ),
     "floating classes": Refusal(
         cross_entropy(TARGET.astype(np.float64)), r"target: expected an integer dtype.*astype\(numpy.int64\)", OTHERS
+    ),
+    "floating classes in torch": Refusal(
+        cross_entropy(TARGET.astype(np.float64)), r"target: expected an integer dtype.*target.long\(\)", ("torch",)
+    ),
+    "a gradient of tensors of integers": Refusal(
+        lambda d: ag.softmax_backward(d.array(INTEGERS), d.array(INTEGERS)),
+        r"grad_output: .* \(to\(torch.float32\) converts it\), got int64",
+        ("torch",),
+        ag.ParamTypeError,
+    ),
+    "a column of floating classes": Refusal(
+        cross_entropy(TARGET[:, None].astype(np.float32)),
+        r"target: expected shape \(4, 7\), .* \(class ids: target.squeeze\(-1\)\.(astype\(int\)|long\(\))\)$",
+    ),
+    "a column of classes in a layer of torch": Refusal(
+        linear(TARGET[:, None]), r"got \(4, 1\) \(class ids: target.squeeze\(-1\)\)$", ("torch",)
+    ),
+    "one-hot rows in a layer of torch": Refusal(
+        linear(ONE_HOT), r"got \(4, 7\) \(if one-hot, target.argmax\(-1\)\)$", ("torch",)
+    ),
+    "floating classes in a layer of torch": Refusal(
+        linear(TARGET.astype(np.float32)), r"got \(4,\) \(target.long\(\) makes classes of it\)$", ("torch",)
+    ),
+    "swapped arguments": Refusal(
+        cross_entropy(LOGITS, TARGET), r": expected .* \(are input and target swapped\?\)$", kind=ag.ParamTypeError
+    ),
+    "missing classes": Refusal(
+        cross_entropy(np.array([1, 2, np.nan, 0])),
+        r"target: expected an integer dtype, got float64 \(it has NaN: .*nan_to_num\(.*ignores these rows\)$",
+        ("numpy", "torch"),
+    ),
+    "names of classes": Refusal(
+        lambda d: d.module.cross_entropy(LOGITS, list("abca")),
+        r"target: .* got <U1 \(numpy.unique\(target, return_inverse=True\)\[1\] numbers them\)$",
+        ("numpy",),
+    ),
+    "names of classes as objects": Refusal(
+        lambda d: d.module.cross_entropy(LOGITS, np.array(list("abca"), object)),
+        r"target: .* got object \(numpy.unique\(target, return_inverse=True\)\[1\] numbers them\)$",
+        ("numpy",),
+    ),
+    "classes as objects": Refusal(
+        lambda d: d.module.cross_entropy(LOGITS, TARGET.astype(object)),
+        r"target: .* got object \(target.astype\(numpy.int64\) makes classes of it\)$",
+        ("numpy",),
+    ),
+    "logits as objects": Refusal(
+        lambda d: d.module.softmax(LOGITS.astype(object)),
+        r"got object \(astype\(numpy.float64\) converts numbers\)$",
+        ("numpy",),
+    ),
+    "ignored classes without sign": Refusal(
+        lambda d: d.module.cross_entropy(LOGITS, TARGET.astype(np.int64).astype(np.uint64) - np.uint64(2)),
+        r"got 18446744073709551615 at index \(0,\) \(astype\(numpy.int64\) makes it -1\)$",
+        ("numpy",),
+    ),
+    "masked target": Refusal(
+        lambda d: d.module.cross_entropy(LOGITS, np.ma.masked_array(TARGET)),
+        r"target: .*got numpy.ma.MaskedArray \(target.filled\(-100\) ignores masked rows\)$",
+        ("numpy",),
+        ag.ParamTypeError,
     ),
     "probabilities of all classes": Value(lambda d: d.loss(cross_entropy(PROB)(d)), -(PROB * LOG_PROB).sum(-1).mean()),
     "probabilities of all classes with a softcap": Value(
@@ -166,6 +254,107 @@ SITUATIONS = {
         ("numpy",),
     ),
     # shapes and dtypes
+    "classes along axis 1": Refusal(
+        cross_entropy(np.zeros((2, 5), int), np.zeros((2, 6, 5), np.float32)),
+        r"target: .*got \(2, 5\) \(classes along axis 1, as in PyTorch: axis=1\)$",
+        OTHERS,
+    ),
+    "classes along the last axis": Refusal(
+        cross_entropy(np.zeros((2, 5), int), np.zeros((2, 5, 6), np.float32)),
+        r"target: .*got \(2, 5\) \(classes along axis 2: input.movedim\(2, 1\)\)$",
+        ("torch",),
+    ),
+    "a weight of another dtype": Refusal(
+        linear(TARGET, weight=WEIGHT.astype(np.float16)),
+        r"weight: expected .*float16 \(\w+\.(astype|to)\(input.dtype\) converts it\)$",
+        kind=ag.ParamTypeError,
+    ),
+    "a transposed weight in torch": Refusal(
+        linear(TARGET, weight=WEIGHT.T), r"linear_weight: .* \(did you mean linear_weight.T\?\)$", ("torch",)
+    ),
+    "a mask of numbers": Refusal(
+        lambda d: d.module.scaled_masked_softmax(
+            d.array(LOGITS[None, None]), d.array(np.zeros((1, 1, 4, 7), np.float32)), 1.0
+        ),
+        r"mask: expected dtype bool, got float32 \(mask\.(astype\(bool\)|bool\(\)) converts it\)$",
+    ),
+    "a matrix for scaled_masked_softmax": Refusal(
+        lambda d: d.module.scaled_masked_softmax(d.array(LOGITS), d.array(LOGITS > 9), 1.0),
+        r"x: expected rank 4, got rank 2 \(x\[None, None\] has rank 4\)$",
+    ),
+    "all axes": Refusal(
+        lambda d: d.module.softmax(d.array(LOGITS), None),
+        r"(axis|dim): expected an int, got None \(for all axes, as SciPy's default: input.reshape\(-1\)\)$",
+        ("numpy", "torch", "jax"),
+    ),
+    "an array of NumPy in torch": Refusal(
+        lambda d: d.module.softmax(LOGITS),
+        r"input: .* \(torch.from_numpy\(input\), or ascend_grad.softmax\)$",
+        ("torch",),
+    ),
+    "a layer as weight": Refusal(
+        lambda d: d.module.linear_cross_entropy(d.array(HIDDEN), layer(), d.array(TARGET)),
+        r"weight: .* \(pass layer.weight\)$",
+        ("numpy", "torch"),
+    ),
+    "a masked tensor": Refusal(
+        lambda d: d.module.softmax(masked_tensor()), r"input: .* computes as torch.Tensor does", ("torch",)
+    ),
+    # modules and functions of other packages
+    **{
+        f"a module of {name}": Refusal(lambda d, call=call: call(d), words, ("torch",), kind)
+        for name, call, words, kind in (
+            (
+                "a list of weights",
+                lambda d: d.module.LinearCrossEntropyLoss(3, 7, weight=[1.0] * 7),
+                "LinearCrossEntropyLoss: weight: expected a torch.Tensor, got list",
+                ag.ParamTypeError,
+            ),
+            (
+                "a tensor that is no parameter",
+                lambda d: d.module.LinearCrossEntropyLoss(3, 7, linear_weight=d.array(WEIGHT)),
+                r"linear_weight: expected a torch.nn.Parameter, .* \(torch.nn.Parameter\(linear_weight\) makes one\)$",
+                ag.ParamTypeError,
+            ),
+            (
+                "a layer",
+                lambda d: d.module.LinearCrossEntropyLoss(3, 7, linear_weight=layer()),
+                r"linear_weight: expected a torch.nn.Parameter, .* \(pass layer.weight\)$",
+                ag.ParamTypeError,
+            ),
+            (
+                "a text as length",
+                lambda d: d.module.LinearCrossEntropyLoss("3", 6),
+                "LinearCrossEntropyLoss: in_features: expected an int, got str '3'",
+                ag.ParamTypeError,
+            ),
+            (
+                "a negative length",
+                lambda d: d.module.LinearCrossEntropyLoss(3, -6),
+                "LinearCrossEntropyLoss: num_classes: expected an int of at least 0, got -6",
+                ag.ParamInvalidError,
+            ),
+        )
+    },
+    "return_lse that is no truth value": Refusal(
+        lambda d: d.module.compat.cce.linear_cross_entropy(*map(d.array, (HIDDEN, WEIGHT, TARGET)), return_lse="x"),
+        "compat.cce.linear_cross_entropy: return_lse: expected True or False, got str 'x'",
+        ("torch",),
+        ag.ParamTypeError,
+    ),
+    "ignore_index that is no number": Refusal(
+        lambda d: d.module.compat.cce.linear_cross_entropy(*map(d.array, (HIDDEN, WEIGHT, TARGET)), ignore_index=None),
+        "compat.cce.linear_cross_entropy: ignore_index: expected an int, got None",
+        ("torch",),
+        ag.ParamTypeError,
+    ),
+    # options
+    "a misspelled option": Refusal(
+        lambda d: cross_entropy(TARGET, label_smooting=0.1)(d),
+        r"argument 'label_smooting'. Did you mean 'label_smoothing'\?$",
+        ("torch", "jax", "dask"),
+        TypeError,
+    ),
     "a transposed weight": Refusal(
         linear(TARGET, weight=WEIGHT.T),
         r"weight: expected shape \(V, H = 3\), got \(3, 7\) \(did you mean weight.T\?\)",
@@ -249,3 +438,16 @@ def test_a_packed_mask_that_looks_unpacked_warns():
         warnings.simplefilter("error")
         call(mask[:2])
         call(mask.astype(bool))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 9])
+def test_a_mask_of_a_byte_for_each_row_warns(rows: int):
+    numbers, hidden = np.zeros(rows, np.float32), np.ones((rows, 3), np.float32)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ag.fused_linear_cross_entropy_loss_grad(
+            *(numbers, hidden, WEIGHT, np.zeros(rows, np.uint8), np.zeros(rows, np.int64)),
+            logits_max=numbers,
+            sum_exp_logits=numbers + 1,
+        )
+    assert len(caught) == (rows > 1)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import torch
 
-from ...arguments import integer, shown
+from ...arguments import integer, shown, truth_value
 from ...errors import ParamInvalidError, ParamTypeError
 from .. import linear_loss as linear
-from ..loss_operators import IGNORE_INDEX
+from ..loss_operators import IGNORE_INDEX, check_reduction
 from ..tensors import check_tensors
 
 if TYPE_CHECKING:
@@ -231,7 +232,8 @@ def linear_cross_entropy(
     """
     shard = None if vocab_parallel_options is None else _shard(vocab_parallel_options)
     function = _loss if shard is None else _loss_over_group
-    options = {"bias": bias, "softcap": softcap, "outputs": ("lse",) if return_lse else ()}
+    with_lse = linear.checked(shard, partial(truth_value, return_lse, "return_lse", _NAME))
+    options = {"bias": bias, "softcap": softcap, "outputs": ("lse",) if with_lse else ()}
     name = _implementation(impl)
     are_filtered = (
         name in _FILTERED and filter_e_grad and filter_c_grad and filter_eps is not None and filter_eps != "auto"
@@ -270,6 +272,7 @@ def _loss(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     def check() -> int:
         _check_implementation(impl)
+        integer(ignore_index, "ignore_index", _NAME)
         check_tensors(_NAME, e=e, c=c, targets=targets)
         if vocab_parallel_options is not None:
             _check_vocab_parallel(c, vocab_parallel_options)
@@ -297,10 +300,10 @@ def _implementation(impl: object) -> object:
     return impl.name.lower() if isinstance(impl, enum.Enum) else impl
 
 
-def _check_implementation(name: object) -> None:
+def _check_implementation(name: object, operator: str = _NAME) -> None:
     if name not in _IMPLEMENTATIONS:
         expected = f"None or one of {', '.join(_IMPLEMENTATIONS)}"
-        raise ParamInvalidError(f"impl: expected {expected}, got {shown(name)}", operator=_NAME)
+        raise ParamInvalidError(f"impl: expected {expected}, got {shown(name)}", operator=operator)
 
 
 def _check_vocab_parallel(c: torch.Tensor, given: VocabParallelOptions) -> None:
@@ -358,6 +361,11 @@ class LinearCrossEntropy(torch.nn.Module):
         impl: str | enum.Enum | None = LinearCrossEntropyImpl.CCE,
         return_lse: bool = False,
     ):
+        name = "compat.cce.LinearCrossEntropy"
+        integer(ignore_index, "ignore_index", name)
+        check_reduction(name, reduction)
+        _check_implementation(_implementation(impl), name)
+        truth_value(return_lse, "return_lse", name)
         super().__init__()
         self.ignore_index = ignore_index
         self.softcap = softcap
