@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import re
 from typing import Any
 
 import ascend_grad as ag
@@ -17,7 +16,7 @@ from . import apply_npy
 from .apply_job import Job, takes_out
 from .errors import CommandError, out_of_memory
 from .exit_statuses import exit_statuses
-from .options import add_command, add_execution_options, add_file_options, progress_bar
+from .options import add_command, add_execution_options, add_file_options, plain, progress_bar
 from .zarr_inputs import is_zarr, require_packages
 
 OPERATORS = (
@@ -59,9 +58,9 @@ SUMMARY = "apply an operator to .npy files and Zarr arrays of any size"
 DESCRIPTION = """\
 Apply an operator to arrays of any size, in .npy files or in Zarr arrays.
 
-Row-wise operators work through the files in boxes; the result is the same, bit for bit, as that of one call. The linear
-operators and cross_entropy are one call on the whole files, which are mapped if they are large; it keeps to its
-workspace by itself.
+Row-wise operators compute the files in parts; the result is the same, bit for bit, as that of one call. The linear
+operators and cross_entropy are one call on the whole files. Large files are mapped, so that they need not fit into
+memory.
 
 Each result is a file of its own, and a line on stdout that names it, with its dtype, its shape and the time. Row-wise
 operators take about as long as the disk takes to read the inputs and to write the result. They and cross_entropy also
@@ -106,7 +105,7 @@ def _add_operator(subparsers, operator: Operator) -> None:
     summary = (inspect.getdoc(function) or "").partition("\n")[0].partition(":")[0].rstrip(".")
     end = f"{FILES}{ZARR if operator in (*table.ROWWISE, table.CROSS_ENTROPY) else ''}\n{STATUSES}"
     parser = add_command(subparsers, operator.name, help=summary, description=f"{summary}.", end=end)
-    inputs = INPUTS | {name: _plain(OPTIONS[name].text) for name in operator.optional_names if name in OPTIONS}
+    inputs = INPUTS | {name: plain(OPTIONS[name].text) for name in operator.optional_names if name in OPTIONS}
     inputs |= {
         name: f"gradient with respect to {name[5:]}" for name in operator.optional_names if name.startswith("grad_")
     }
@@ -130,7 +129,7 @@ def _add_operator(subparsers, operator: Operator) -> None:
             group.add_argument("--axis", type=kind, dest=name, default=argparse.SUPPRESS, metavar="N", help=text)
             group.add_argument("--dim", type=kind, dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         else:
-            text = f"{_plain(OPTIONS[name].text)} (default: %(default)s)" if name in OPTIONS else "default: %(default)s"
+            text = f"{plain(OPTIONS[name].text)} (default: %(default)s)" if name in OPTIONS else "default: %(default)s"
             parser.add_argument(_option(name), type=kind, default=default, metavar="N", help=text)
     if "reduction" in operator.parameters:
         text = "a loss for each row, or their mean or sum (default: %(default)s)"
@@ -239,11 +238,6 @@ def _results(args: argparse.Namespace, operator: Operator) -> dict[str, str]:
     if not paths:
         raise CommandError(f"name a file for a result, with {' or '.join(options.values())}")
     return paths
-
-
-def _plain(text: str) -> str:
-    """Return the first sentence of a documentation, without its markup, as the help has it."""
-    return re.sub(r":math:`([^`]*)`", r"\1", text).partition(". ")[0].rstrip(".").replace("`", "")
 
 
 def _option(name: str) -> str:

@@ -23,6 +23,7 @@ EPILOG = """\
 examples:
   ascend-grad demo
   ascend-grad apply softmax_backward --grad-output g.npy --output y.npy -o dx.npy
+  ascend-grad score hidden.npy weight.npy targets.npy -o log_prob.npy
   ascend-grad info --json
 
 'ascend-grad COMMAND --help' describes a command: what it writes, how long it takes, what its exit statuses mean.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,13 @@ def add_command(commands: Any, name: str, *, help: str, description: str, end: s
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+
+
+def plain(text: str) -> str:
+    """Return the first sentence of a documentation, without its markup and its capital, as the help has it."""
+    text = re.sub(r":math:`([^`]*)`", r"\1", text).replace(r"\mathrm{lse}", "lse")
+    text = text.partition(". ")[0].rstrip(".").replace("`", "")
+    return f"{text[:1].lower()}{text[1:]}"
 
 
 def add_execution_options(parser: argparse.ArgumentParser) -> None:

@@ -180,7 +180,7 @@ def test_results_that_are_not_asked_for_are_not_computed(monkeypatch):
     assert sorted(os.listdir()) == sorted([*INPUTS, "entropy.npy", "lse.npy", "top_k_index.npy"])
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "uint32", "int32", ">i4", ">i8", ">u2"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "uint32", "int32", "uint64", ">i4", ">i8", ">u8"])
 def test_targets_of_any_integer_dtype(dtype):
     hidden, weight, targets = problem()
     np.save("targets.npy", np.abs(targets % 21).astype(dtype))
