@@ -86,6 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
         added = add_command(subparsers, name, help=command.SUMMARY, description=command.DESCRIPTION, end=end)
         added.set_defaults(func=command.run)
         command.add_options(added)
+    parser.hints = apply.operator_hints("command")
     return parser
 
 
