@@ -132,10 +132,11 @@ def set_device(device: int) -> None:
     BackendUnavailableError
         There is no usable device.
     """
-    index = integer(device, "device")
+    index = integer(device, "device", "npu.set_device")
     count = _usable_state().device_count
     if not 0 <= index < count:
-        raise ParamInvalidError(f"device: expected an int in [0, {count - 1}], got {shown(index)}")
+        message = f"device: expected an int in [0, {count - 1}], got {shown(index)}"
+        raise ParamInvalidError(message, operator="npu.set_device")
     threads.choose_device(index)
 
 

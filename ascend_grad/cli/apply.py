@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import re
 from typing import Any
 
 import ascend_grad as ag
@@ -17,7 +16,15 @@ from . import apply_npy
 from .apply_job import Job, takes_out
 from .errors import CommandError, out_of_memory
 from .exit_statuses import exit_statuses
-from .options import add_command, add_execution_options, add_file_options, progress_bar
+from .options import (
+    CommandParser,
+    add_command,
+    add_execution_options,
+    add_file_options,
+    check_file_names,
+    plain,
+    progress_bar,
+)
 from .zarr_inputs import is_zarr, require_packages
 
 OPERATORS = (
@@ -59,9 +66,9 @@ SUMMARY = "apply an operator to .npy files and Zarr arrays of any size"
 DESCRIPTION = """\
 Apply an operator to arrays of any size, in .npy files or in Zarr arrays.
 
-Row-wise operators work through the files in boxes; the result is the same, bit for bit, as that of one call. The linear
-operators and cross_entropy are one call on the whole files, which are mapped if they are large; it keeps to its
-workspace by itself.
+Row-wise operators compute the files in parts; the result is the same, bit for bit, as that of one call. The linear
+operators and cross_entropy are one call on the whole files. Large files are mapped, so that they need not fit into
+memory.
 
 Each result is a file of its own, and a line on stdout that names it, with its dtype, its shape and the time. Row-wise
 operators take about as long as the disk takes to read the inputs and to write the result. They and cross_entropy also
@@ -95,7 +102,15 @@ them again.
 STATUSES = exit_statuses("all results are written")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def operator_hints(dest: str) -> dict[tuple[str, str], str]:
+    """Return what is meant by operators that are misspelt, or in the place of a command, for `CommandParser.hints`."""
+    hints = {operator.name: f"did you mean: ascend-grad apply {operator.name}" for operator in OPERATORS}
+    hints["linear_cross_entropy"] = "ascend-grad score gives its log-probabilities"
+    return {(dest, name.replace("_", sign)): hint for name, hint in hints.items() for sign in "_-"}
+
+
+def add_options(parser: CommandParser) -> None:
+    parser.hints = operator_hints("operator")
     subparsers = parser.add_subparsers(dest="operator", metavar="OP", required=True)
     for operator in OPERATORS:
         _add_operator(subparsers, operator)
@@ -106,7 +121,7 @@ def _add_operator(subparsers, operator: Operator) -> None:
     summary = (inspect.getdoc(function) or "").partition("\n")[0].partition(":")[0].rstrip(".")
     end = f"{FILES}{ZARR if operator in (*table.ROWWISE, table.CROSS_ENTROPY) else ''}\n{STATUSES}"
     parser = add_command(subparsers, operator.name, help=summary, description=f"{summary}.", end=end)
-    inputs = INPUTS | {name: _plain(OPTIONS[name].text) for name in operator.optional_names if name in OPTIONS}
+    inputs = INPUTS | {name: plain(OPTIONS[name].text) for name in operator.optional_names if name in OPTIONS}
     inputs |= {
         name: f"gradient with respect to {name[5:]}" for name in operator.optional_names if name.startswith("grad_")
     }
@@ -130,7 +145,7 @@ def _add_operator(subparsers, operator: Operator) -> None:
             group.add_argument("--axis", type=kind, dest=name, default=argparse.SUPPRESS, metavar="N", help=text)
             group.add_argument("--dim", type=kind, dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         else:
-            text = f"{_plain(OPTIONS[name].text)} (default: %(default)s)" if name in OPTIONS else "default: %(default)s"
+            text = f"{plain(OPTIONS[name].text)} (default: %(default)s)" if name in OPTIONS else "default: %(default)s"
             parser.add_argument(_option(name), type=kind, default=default, metavar="N", help=text)
     if "reduction" in operator.parameters:
         text = "a loss for each row, or their mean or sum (default: %(default)s)"
@@ -139,15 +154,19 @@ def _add_operator(subparsers, operator: Operator) -> None:
     for name, option in results.items():
         flags = ("-o", option) if option == "--out" else (option,)
         text = "the result" if name == "result" else f"the result {name}"
-        if len(results) > 1 and operator is not table.CROSS_ENTROPY:
+        if len(results) == 1:
+            text += "; required"
+        elif operator is not table.CROSS_ENTROPY:
             text += "; required if it has more than one number for each row"
-        parser.add_argument(*flags, required=len(results) == 1, metavar="FILE.npy", help=text)
+        parser.add_argument(*flags, metavar="FILE.npy", help=text)
     if takes_out(operator):
         text = (
             "dtype of the result (default: as the library's). A result of bfloat16 always has elements of 2 raw bytes: "
         )
         text += "np.load(file).view(ml_dtypes.bfloat16) gives the numbers"
         parser.add_argument("--out-dtype", choices=DTYPES, help=text)
+        hint = "--dtype says what elements of 2 raw bytes mean; the dtype of the result is --out-dtype"
+        parser.hints = {("dtype", name): f"{hint} {name}" for name in DTYPES}
     add_file_options(parser)
     add_execution_options(parser)
     parser.set_defaults(out_dtype=None, usage_error=parser.error)
@@ -155,9 +174,11 @@ def _add_operator(subparsers, operator: Operator) -> None:
 
 def run(args: argparse.Namespace) -> int:
     operator = table.OPERATORS[args.operator]
-    _place_inputs(args, operator)
-    names = [name for name in (*operator.array_names, *_optional_files(operator)) if getattr(args, name) is not None]
     results = _results(args, operator)
+    _place_inputs(args, operator)
+    if getattr(args, "denominator", None) is not None and args.reduction != "mean":
+        args.usage_error("--denominator: divides a mean; add --reduction mean")
+    names = [name for name in (*operator.array_names, *_optional_files(operator)) if getattr(args, name) is not None]
     settings = {name: getattr(args, name, default) for name, (_, default) in _settings(operator).items()}
     if operator is table.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD:
         settings["output_mask"] = [name in results for name in operator.results]
@@ -175,6 +196,7 @@ def run(args: argparse.Namespace) -> int:
         raw_dtype=None if args.dtype is None else BFLOAT16,
         bar=progress_bar(args, unit="B", unit_scale=True, unit_divisor=1024),
     )
+    check_file_names([*job.sources.values(), *job.results.values()])
     try:
         zarrs = [source for source in job.sources.values() if is_zarr(source)]
         if zarrs:
@@ -190,10 +212,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _place_inputs(args: argparse.Namespace, operator: Operator) -> None:
-    """Give inputs by position the names of their options. End with the command's usage if one is missing or twice."""
+    """Give inputs by position the names of their options. End with an error of the usage if one is missing or twice."""
     names = operator.array_names
     if len(args.inputs) > len(names):
-        args.usage_error(f"unrecognized arguments: {' '.join(args.inputs[len(names) :])}")
+        expected = "one input" if len(names) == 1 else f"{len(names)} inputs"
+        args.usage_error(f"{operator.name} takes {expected}, got {len(args.inputs)} files")
     for name, path in zip(names, args.inputs):
         if getattr(args, name) is not None:
             args.usage_error(f"{_option(name)}: given by position, too: {path}")
@@ -237,13 +260,10 @@ def _results(args: argparse.Namespace, operator: Operator) -> dict[str, str]:
     paths = {name: getattr(args, option[2:].replace("-", "_")) for name, option in options.items()}
     paths = {name: path for name, path in paths.items() if path is not None}
     if not paths:
-        raise CommandError(f"name a file for a result, with {' or '.join(options.values())}")
+        one_of = "-o" if len(options) == 1 else " or ".join(options.values())
+        note = f" (--output is the {INPUTS['output']}, an input)" if "output" in operator.array_names else ""
+        raise CommandError(f"name a file for a result, with {one_of}{note}")
     return paths
-
-
-def _plain(text: str) -> str:
-    """Return the first sentence of a documentation, without its markup, as the help has it."""
-    return re.sub(r":math:`([^`]*)`", r"\1", text).partition(". ")[0].rstrip(".").replace("`", "")
 
 
 def _option(name: str) -> str:

@@ -18,6 +18,7 @@ from .._call import Call, Operator
 from .._version import __version__
 from ..inspection import bound_call
 from ..operators import table
+from .errors import naming_inputs
 from .npy_files import check_raw_dtype
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ class Job:
     def validated(self, arrays: dict[str, NDArray]) -> tuple[Call, str]:
         """Validate a call on such arrays, and return it with the backend that all its parts use."""
         execution = {"backend": self.backend, "num_threads": self.num_threads}
-        call, _, choice = bound_call(self.operator.name, (), arrays | self.settings | execution)
+        with naming_inputs(self.operator.name, self.sources):
+            call, _, choice = bound_call(self.operator.name, (), arrays | self.settings | execution)
         return call, choice.backend
 
     def raw_dtype_of(self, name: str) -> np.dtype | None:

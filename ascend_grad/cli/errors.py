@@ -1,8 +1,10 @@
 """Errors of the commands."""
 
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+
+from ..errors import AscendGradError
 
 #: Names that a message lists.
 _LISTED = 5
@@ -42,6 +44,18 @@ def _naming(path: str, what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise CommandError(f"{path}: cannot be {what}: {error.strerror or error}") from error
+
+
+@contextmanager
+def naming_inputs(operator: str, paths: Mapping[str, str | None]) -> Iterator[None]:
+    """Name the file of an argument in the operator's errors about it. `paths` has the files by argument."""
+    try:
+        yield
+    except AscendGradError as error:
+        for argument, path in paths.items():
+            if str(error).startswith(f"{operator}: {argument}: "):
+                raise CommandError(f"{path}: {error}") from error
+        raise
 
 
 def reading(path: str) -> AbstractContextManager[None]:

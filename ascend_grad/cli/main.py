@@ -23,6 +23,7 @@ EPILOG = """\
 examples:
   ascend-grad demo
   ascend-grad apply softmax_backward --grad-output g.npy --output y.npy -o dx.npy
+  ascend-grad score hidden.npy weight.npy targets.npy -o log_prob.npy
   ascend-grad info --json
 
 'ascend-grad COMMAND --help' describes a command: what it writes, how long it takes, what its exit statuses mean.
@@ -85,6 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
         added = add_command(subparsers, name, help=command.SUMMARY, description=command.DESCRIPTION, end=end)
         added.set_defaults(func=command.run)
         command.add_options(added)
+    parser.hints = apply.operator_hints("command")
     return parser
 
 

@@ -62,6 +62,11 @@ def open_array(path: str, raw_dtype: np.dtype | None) -> Iterator[ArrayFile]:
             found = advice(path, file)
             if found is not None:
                 raise CommandError(f"{path}: expected a .npy file; {found}")
+            file.seek(0)
+            magic = file.read(len(npy.MAGIC_PREFIX))
+            if magic != npy.MAGIC_PREFIX:
+                problem = "not a .npy file (numpy.save writes one)" if magic else "the file is empty"
+                raise CommandError(f"{path}: {problem}")
             shape, fortran_order, dtype = _read_header(file)
             offset = file.tell()
             needed, there = offset + dtype.itemsize * math.prod(shape), os.fstat(file.fileno()).st_size

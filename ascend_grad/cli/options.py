@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..backends import CHOICES
+from .errors import CommandError
+from .exit_statuses import FAILED
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that shows its own usage if options are unknown. Options may stand between positional arguments."""
+    """A parser that names its own help in errors. Options may stand between positional arguments."""
 
+    #: What to do instead of a wrong choice, by the argument's `dest` and the choice.
+    hints: Mapping[tuple[str, str], str] = MappingProxyType({})
     _collects_options = False
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(FAILED, f"{self.prog}: error: {message}\nsee {self.prog} --help\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices and (action.dest, value) in self.hints:
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}; {self.hints[action.dest, value]}")
+        super()._check_value(action, value)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if self._subparsers is None and not self._collects_options:
@@ -32,7 +46,7 @@ class CommandParser(argparse.ArgumentParser):
         return namespace, unknown
 
 
-def add_command(commands: Any, name: str, *, help: str, description: str, end: str) -> argparse.ArgumentParser:
+def add_command(commands: Any, name: str, *, help: str, description: str, end: str) -> CommandParser:
     """Add a command, or a command of a command, whose help keeps its lines as they are, and return its parser."""
     return commands.add_parser(
         name,
@@ -42,6 +56,13 @@ def add_command(commands: Any, name: str, *, help: str, description: str, end: s
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+
+
+def plain(text: str) -> str:
+    """Return the first sentence of a documentation, without its markup and its capital, as the help has it."""
+    text = re.sub(r":math:`([^`]*)`", r"\1", text).replace(r"\mathrm{lse}", "lse")
+    text = text.partition(". ")[0].rstrip(".").replace("`", "")
+    return f"{text[:1].lower()}{text[1:]}"
 
 
 def add_execution_options(parser: argparse.ArgumentParser) -> None:
@@ -60,6 +81,12 @@ def add_file_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--progress", action=argparse.BooleanOptionalAction, help="progress bar (default: if stderr is a terminal)"
     )
+
+
+def check_file_names(names: Collection[str]) -> None:
+    """Raise `CommandError` if a file is named "-", which other programs take for standard input or output."""
+    if "-" in names:
+        raise CommandError("-: standard input and output are not supported; name a file (./- if it has this name)")
 
 
 def progress_bar(args: argparse.Namespace, **settings: Any) -> Callable[..., tqdm]:

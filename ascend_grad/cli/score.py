@@ -9,7 +9,7 @@ from ..operators.options import OUTPUTS
 from . import score_npy
 from .errors import CommandError, out_of_memory
 from .exit_statuses import exit_statuses
-from .options import add_execution_options, add_file_options, progress_bar
+from .options import add_execution_options, add_file_options, check_file_names, plain, progress_bar
 from .score_job import ScoreJob
 from .zarr_inputs import is_zarr, require_packages
 
@@ -63,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--ignore-index need it",
     )
     for flags, description in RESULTS.values():
-        parser.add_argument(*flags, metavar="OUT", help=description)
+        parser.add_argument(*flags, metavar="OUT", help=plain(description))
     parser.add_argument("--top-k", type=int, metavar="K", help="number of entries of each row in the results --top-k-*")
     parser.add_argument("--ignore-index", type=int, metavar="N", help="target of rows to ignore (default: -100)")
     parser.add_argument("--bias", metavar="FILE", help="the layer's bias, shape (V,), of any floating dtype")
@@ -100,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
         raw_dtype=None if args.dtype is None else BFLOAT16,
         bar=progress_bar(args, desc="score", unit=" rows"),
     )
+    check_file_names([*job.sources, *results.values()])
     try:
         if is_zarr(job.hidden):
             require_packages(job.hidden)

@@ -14,9 +14,8 @@ import ascend_grad as ag
 
 from .._call import ResultSpec
 from .._version import __version__
-from ..errors import AscendGradError
 from ..inspection import bound_call
-from .errors import CommandError
+from .errors import CommandError, naming_inputs
 from .npy_files import check_raw_dtype, open_array
 from .zarr_inputs import ZarrInput, is_zarr, require_packages
 
@@ -183,6 +182,10 @@ class Scorer:
                 raise CommandError(f"{self._job.weight}: expected at least one row")
             return np.broadcast_to(np.int64(0), shape)
         ids = self.targets.array
+        classes = len(self.weight.array)
+        if ids.size and ids.shape[1:] == (classes,) and classes > 2 and np.isin(ids, (0, 1)).all():
+            one_hot = f"{ids.shape} looks one-hot (all ids are 0 or 1, as many as classes)"
+            raise CommandError(f"{self._job.targets}: {one_hot}; argmax(-1) makes ids of it")
         if ids.dtype.kind not in "iu" or ids.dtype.itemsize == 8:
             return ids
         return ids.astype(np.promote_types(ids.dtype, np.int32), copy=False)
@@ -214,13 +217,8 @@ class Scorer:
         """
         job = self._job
         paths = {"input": job.hidden, "weight": job.weight, "target": job.targets, "bias": job.bias}
-        try:
+        with naming_inputs(operator, paths):
             call, _, choice = bound_call(operator, arguments, settings)
-        except AscendGradError as error:
-            for parameter, path in paths.items():
-                if str(error).startswith(f"{operator}: {parameter}: "):
-                    raise CommandError(f"{path}: {error}") from error
-            raise
         specs = dict(zip(call.operator.results, call.specs))
         for name, result in results.items():
             spec = specs[result]

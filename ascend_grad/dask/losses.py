@@ -108,7 +108,8 @@ def linear_cross_entropy(
 
     Notes
     -----
-    A message about a target that is neither in the vocabulary nor `ignore_index` names its row in the chunk.
+    A message about a target that is neither in the vocabulary nor `ignore_index` names its row in the chunk
+    and the chunk's index.
     `workspace_bytes` is for each chunk.
 
     ``dask.compute(*result)`` computes all results together. Computing one of them alone costs as much, so `return_grad`

@@ -158,7 +158,7 @@ def loss(operator: Operator, values: dict[str, Any], *, in_pairs: bool) -> Any:
     options = {"backend": backend_of_blocks(values["backend"], operator), "num_threads": num_threads}
     compute = partial(tasks.loss, operator.name, settings, requested=tuple(specs), **options)
     compute = delayed(compute, nout=len(specs), pure=True)
-    parts = dict(zip(specs, zip(*(compute(sums, **block) for block in blocks))))
+    parts = dict(zip(specs, zip(*(compute(sums, index=index, **block) for index, block in rows.blocks.items()))))
 
     results: dict[str, da.Array | None] = dict.fromkeys(operator.results)
     for name, spec in specs.items():

@@ -11,6 +11,7 @@ import ascend_grad as ag
 
 from .._dispatch import run
 from ..arrays import accumulator_dtype
+from ..errors import ParamInvalidError
 from ..operators.table import OPERATORS
 
 #: The factor of the squared lse, which a mean divides by another sum of weights than the cross-entropy.
@@ -28,9 +29,12 @@ def loss(
     requested: tuple[str, ...],
     backend: str | None,
     num_threads: int | None,
+    index: tuple[int, ...],
     **arrays: Any,
 ) -> tuple:
     """Compute the requested results of a loss on a block of rows. `sums` is as for `_share`.
+
+    Errors name the index of the block.
 
     A summed loss and the bias's gradient are in float64, and the weight's gradient is not rounded to 16 bits.
     """
@@ -42,7 +46,11 @@ def loss(
         out = np.empty(arrays["weight"].shape, accumulator_dtype(arrays["weight"].dtype))
     contract = OPERATORS[operator]
     values = [arguments[name] for name in contract.parameters]
-    found = dict(zip(contract.results, run(contract, values, out, backend, num_threads)))
+    try:
+        found = dict(zip(contract.results, run(contract, values, out, backend, num_threads)))
+    except ParamInvalidError as error:
+        text = str(error).removeprefix(f"{error.operator}: ")
+        raise type(error)(f"{text} (block {index})", operator=error.operator) from error
     if arguments["reduction"] != "none":
         found["loss"] = np.asarray(found["loss"], np.float64)
     return tuple(found[name] for name in requested)

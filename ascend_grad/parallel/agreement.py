@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -105,15 +106,17 @@ def _text(error: BaseException) -> str:
     return text
 
 
-def check_agreement(facts: Sequence[dict[str, Any]], operator: str) -> None:
+def check_agreement(
+    facts: Sequence[dict[str, Any]], operator: str, advice: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Check that every fact is the same on all ranks; otherwise raise the same error on all of them.
 
-    The facts of a rank leave out options that have their defaults.
+    The facts of a rank leave out options that have their defaults. `advice` has what to do about facts that differ.
     """
     for rank, each in enumerate(facts):
         for name in {**facts[0], **each} if each != facts[0] else ():
             default = OPTIONS[name].default if name in OPTIONS else None
             first, other = (of_rank.get(name, default) for of_rank in (facts[0], each))
             if first != other:
-                got = f"{first} on rank 0 and {other} on rank {rank}"
+                got = f"{first} on rank 0 and {other} on rank {rank}{advice.get(name, '')}"
                 raise ParamInvalidError(f"{name}: expected the same on every rank, got {got}", operator=operator)

@@ -18,7 +18,7 @@ from ..operators.signatures import completed, with_options
 from .agreement import Attempt, check_agreement
 from .device_shard import make_shard
 from .device_sums import DeviceMatrixSum, device_matrix_sum
-from .shard import Shard, check_memory
+from .shard import Shard, check_entries, check_memory
 from .sums import MatrixSum, VectorSums
 from .transports import collectives
 from .vocabulary_parallel import LOSS_OPTIONS, linear_cross_entropy
@@ -133,6 +133,7 @@ def data_parallel_linear_cross_entropy(
             expected = "ranks that have the same tokens as this one and other words"
             raise ParamInvalidError(f"vocab_comm: expected {expected}, got those of comm", operator=_NAME)
         values = [input_rows, weight, target_rows, *(given[name] for name in DATA_PARALLEL.parameters[3:])]
+        check_entries(weight, given, vocab_ranks, _NAME)
         call = checked(DATA_PARALLEL, values)
         check_memory(call, ranks)
         a = call.arguments

@@ -7,6 +7,7 @@ gradients are summed over the ranks.
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -26,7 +27,15 @@ from ..backends.ascend import limits
 from ..backends.loss_reference import square_scale
 from ..errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
 from ..operators.options import OUTPUT_GRADIENTS, OUTPUTS
-from ..operators.ranks import ARGUMENTS_OF_PARTS, OF_ENTRIES, OF_ROWS, SETTINGS, WITHOUT_ARGUMENT, given_over_ranks
+from ..operators.ranks import (
+    ARGUMENTS_OF_PARTS,
+    DATA_PARALLEL,
+    OF_ENTRIES,
+    OF_ROWS,
+    SETTINGS,
+    WITHOUT_ARGUMENT,
+    given_over_ranks,
+)
 from ..operators.results import LinearCrossEntropyGradients, loss_result
 from .agreement import Attempt, check_agreement
 from .chunking import Capacity, common_chunks, find_capacity, vocab_blocks
@@ -37,6 +46,11 @@ from .row_chunk import ChunkGradients, RowChunk
 from .row_losses import Problem, RowArrays
 from .row_statistics import NUMBERS
 from .sums import MatrixSum, Share, VectorSums
+
+#: What to do where every rank has the whole weight.
+_PASS_PART = "pass weight[start:stop] of vocab_range on each rank"
+#: Number of features that are compared to find that every rank has the whole weight.
+_SAMPLED_FEATURES = 256
 
 
 class Shard:
@@ -211,7 +225,7 @@ class Shard:
             f"checksum of {target}": checksum(self.target),
             **self.facts_of_options(("grad_loss", *OF_ROWS)),
         }
-        own = {"rows": self.weight.shape[0], "start": self._start_index, "capacity": self._capacity}
+        own = {**facts_of_shard(self.weight, self._start_index), "capacity": self._capacity}
         return {"same": same, **own, "class_sum": self._own_class_sum}
 
     def facts_of_options(self, compared: Sequence[str]) -> dict[str, Any]:
@@ -225,7 +239,10 @@ class Shard:
 
     def place(self, records: list[dict[str, Any]]) -> None:
         """Find this rank's part of the vocabulary, or raise the same error on every rank."""
-        check_agreement([record["same"] for record in records], self._operator)
+        input, _, target = self._names
+        tokens = "; pass all tokens on every rank; if they are split: parallel.data_parallel_linear_cross_entropy"
+        compared = () if self._operator == DATA_PARALLEL.name else (f"shape of {input}", f"checksum of {target}")
+        check_agreement([record["same"] for record in records], self._operator, dict.fromkeys(compared, tokens))
         self.start, self.vocab_size = placed(records, self._ranks.rank, self._vocab_size, self._operator)
         self._class_sum = sum(record["class_sum"] for record in records)
         overlaps = self.input_sum is not None and self.input_sum.overlaps
@@ -463,11 +480,41 @@ class Shard:
             return np.asarray(total, self.accumulator)
 
 
+def facts_of_shard(weight: Any, start: int | None) -> dict[str, Any]:
+    """Return the facts that `placed` takes: the number of a rank's entries, its `vocab_start_index`, and a sample.
+
+    The sample is a checksum of a few elements; None if they are all equal, as where a weight is not initialized yet, or
+    not on the host.
+    """
+    sample = None
+    if isinstance(weight, np.ndarray) and weight.size:
+        elements = np.ascontiguousarray(weight[[0, -1], :_SAMPLED_FEATURES])
+        sample = None if (elements == elements[0, 0]).all() else checksum(elements)
+    return {"rows": weight.shape[0], "start": start, "sample": sample}
+
+
+def check_entries(weight: Any, options: Mapping[str, Any], ranks: Collectives, operator: str) -> None:
+    """Refuse arrays of more vocabulary entries than this rank has, as those of the whole vocabulary."""
+    rows = getattr(weight, "shape", None)
+    if not rows or ranks.size == 1:
+        return
+    for name in OF_ENTRIES:
+        shape = tuple(getattr(options.get(name), "shape", ()))
+        if len(shape) == 1 and shape[0] > rows[0]:
+            expected = f"shape (V of this rank = {rows[0]})"
+            message = f"{name}: expected {expected}, got {shape}; pass the part [start:stop] of vocab_range"
+            raise ParamInvalidError(message, operator=operator)
+
+
 def placed(records: list[dict[str, Any]], rank: int, vocab_size: int | None, operator: str) -> tuple[int, int]:
     """Return the id of the first vocabulary entry of a rank, and the number of all entries.
 
-    The records have each rank's number of entries and its `vocab_start_index`. All ranks raise the same errors.
+    The records have `facts_of_shard` of each rank. All ranks raise the same errors.
     """
+    alone = ""
+    if len(records) == 1:
+        comm = "vocab_comm" if operator == DATA_PARALLEL.name else "comm"
+        alone = f" ({comm} is None or has one rank: a single process)"
 
     def fail(argument: str, expected: str, got: str) -> None:
         raise ParamInvalidError(f"{argument}: expected {expected}, got {got}", operator=operator)
@@ -475,6 +522,10 @@ def placed(records: list[dict[str, Any]], rank: int, vocab_size: int | None, ope
     rows = [record["rows"] for record in records]
     starts = [record["start"] for record in records]
     if all(start is None for start in starts):
+        samples = {record["sample"] for record in records}
+        if vocab_size is None and len(records) > 1 and len(set(rows)) == len(samples) == 1 and None not in samples:
+            message = f"{operator}: the weights of all ranks look the same; if this is the whole weight, {_PASS_PART}"
+            warnings.warn(message, UserWarning, stacklevel=5)
         starts = [sum(rows[:rank]) for rank in range(len(rows))]
     for each, start in enumerate(starts):
         if start is None:
@@ -483,10 +534,12 @@ def placed(records: list[dict[str, Any]], rank: int, vocab_size: int | None, ope
     for start, each in sorted((start, each) for each, start in enumerate(starts) if rows[each]):
         if start != end:
             expected = "shards that follow each other from 0 on without gap or overlap"
-            fail("vocab_start_index", expected, f"{start} on rank {each}, where the shard before ends at {end}")
+            note = alone or (f"; {_PASS_PART}" if start < end else "")
+            fail("vocab_start_index", expected, f"{start} on rank {each}, where the shard before ends at {end}{note}")
         end += rows[each]
     if vocab_size not in (None, end):
-        fail("vocab_size", f"{end}, the rows of all shards", str(vocab_size))
+        note = alone or (f"; {_PASS_PART}" if all(each == vocab_size for each in rows) else "")
+        fail("vocab_size", f"{end}, the rows of all shards", f"{vocab_size}{note}")
     return starts[rank], end
 
 

@@ -21,7 +21,7 @@ from .agreement import Attempt, check_agreement
 from .communicators import Collectives
 from .part_backend import HostBackend
 from .row_statistics import NUMBERS, RowStatistics, empty_part, write_summands
-from .shard import check_memory, facts_of, indices, placed
+from .shard import check_entries, check_memory, facts_of, facts_of_shard, indices, placed
 from .transports import collectives
 from .vocabulary_parallel import SHARD_OPTIONS, WORDS, linear_cross_entropy
 
@@ -94,6 +94,7 @@ def linear_top_k(
 
     def prepare() -> tuple[_Part, dict[str, Any]]:
         values = [input, weight_shard, k, *(given[name] for name in VOCABULARY_PARALLEL_TOP_K.parameters[3:])]
+        check_entries(weight_shard, given, ranks, _NAME)
         call = checked(VOCABULARY_PARALLEL_TOP_K, values)
         part = _Part(call, ranks, given)
         return part, part.facts()
@@ -146,7 +147,7 @@ class _Part:
             "k": self._a["k"],
             **facts_of(self._options, OF_ROWS),
         }
-        return {"same": same, "rows": len(self._a["weight_shard"]), "start": self._start_index}
+        return {"same": same, **facts_of_shard(self._a["weight_shard"], self._start_index)}
 
     def place(self, records: list[dict[str, Any]]) -> None:
         """Find this rank's part of the vocabulary, or raise the same error on every rank."""

@@ -17,7 +17,7 @@ from ..operators.results import LinearCrossEntropyGradients, LossResult
 from ..operators.signatures import Words, completed, options_like, with_options
 from .agreement import Attempt
 from .device_shard import make_shard
-from .shard import Shard
+from .shard import Shard, check_entries
 from .sums import Share
 from .transports import collectives
 
@@ -235,6 +235,7 @@ def _solved(
 
     def prepare() -> tuple[Shard, dict[str, Any]]:
         share = _checked_share(reduce_input_grad, name)
+        check_entries(arrays[1], options, ranks, name)
         call = checked(operator, [*arrays, *(options[each] for each in operator.parameters[len(arrays) :])])
         shard = make_shard(call, ranks, share, options)
         facts = shard.facts()

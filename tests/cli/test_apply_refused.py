@@ -65,6 +65,34 @@ def test_broken_files(kind, capsys):
     assert refused(capsys, "softmax", "--input", "x.npy", "-o", "out.npy").startswith("x.npy: ")
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("empty", "x.npy: the file is empty"),
+        ("text", "x.npy: not a .npy file (numpy.save writes one)"),
+        ("other magic", "x.npy: not a .npy file (numpy.save writes one)"),
+    ],
+)
+def test_files_that_are_no_arrays(kind, message, capsys):
+    Path("x.npy").write_bytes(BROKEN[kind])
+    assert refused(capsys, "softmax", "x.npy", "-o", "out.npy") == message
+
+
+@pytest.mark.parametrize("argv", [("-", "-o", "y.npy"), ("x.npy", "-o", "-"), ("--input", "-", "-o", "y.npy")])
+def test_standard_streams_are_refused(argv, capsys):
+    np.save("x.npy", np.zeros(3))
+    message = refused(capsys, "softmax", *argv)
+    assert message.startswith("-: standard input and output are not supported; name a file")
+
+
+def test_an_input_in_the_place_of_the_result(capsys):
+    save(g=np.zeros(3), y=np.zeros(3))
+    for inputs in (("g.npy", "y.npy"), ("g.npy",)):
+        message = refused(capsys, "softmax_backward", *inputs, "--output", "dx.npy")
+        assert message == "name a file for a result, with -o (--output is the forward result, an input)"
+    assert refused(capsys, "softmax", "y.npy") == "name a file for a result, with -o"
+
+
 def test_truncation_is_named(capsys):
     Path("x.npy").write_bytes(BROKEN["too long"])
     assert "truncated" in refused(capsys, "softmax", "--input", "x.npy", "-o", "out.npy")
@@ -173,8 +201,18 @@ def test_other_formats(name, capsys):
 @pytest.mark.parametrize(
     ("g", "y", "options", "message"),
     [
-        (np.zeros((2, 3), "i4"), np.zeros((2, 3), "i4"), (), "grad_output: expected dtype float32"),
-        (np.zeros((2, 3), "f4"), np.zeros((2, 3), "f8"), (), "output: expected dtype float32"),
+        (
+            np.zeros((2, 3), "i4"),
+            np.zeros((2, 3), "i4"),
+            (),
+            "grad_output.npy: softmax_backward: grad_output: expected dtype float32",
+        ),
+        (
+            np.zeros((2, 3), "f4"),
+            np.zeros((2, 3), "f8"),
+            (),
+            "output.npy: softmax_backward: output: expected dtype float32",
+        ),
         (np.zeros((2, 3), "f4"), np.zeros((3, 2), "f4"), (), "output: expected shape (2, 3)"),
         (np.zeros((2, 3), "f4"), np.zeros((2, 3), "f4"), ("--dim", "2"), "axis: expected a value in [-2, 1]"),
         (np.zeros((2, 3), "f4"), np.zeros((2, 3), "f4"), ("--threads", "0"), "num_threads: expected"),

@@ -85,12 +85,42 @@ def test_the_document_says_of_exit_statuses_what_the_help_says(command, module):
     ],
 )
 def test_wrong_use_says_how_to(argv, command, capsys):
-    """The usage is that of the command itself."""
+    """The error is one line, and names the help of the command itself."""
     assert exits(*argv) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith(f"usage: ascend-grad{command} [-h]")
-    assert f"\nascend-grad{command}: error: " in err
+    assert err.startswith(f"ascend-grad{command}: error: ")
+    assert err.splitlines()[1:] == [f"see ascend-grad{command} --help"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("softmax", "x.npy"), "'softmax'; did you mean: ascend-grad apply softmax\n"),
+        (("softmax-backward",), "'softmax-backward'; did you mean: ascend-grad apply softmax_backward\n"),
+        (("linear_cross_entropy",), "'linear_cross_entropy'; ascend-grad score gives its log-probabilities\n"),
+        (("apply", "softmax-backward"), "'softmax-backward'; did you mean: ascend-grad apply softmax_backward\n"),
+        (("apply", "linear_cross_entropy", "h.npy"), "ascend-grad score gives its log-probabilities\n"),
+        (("apply", "nonsense"), "'nonsense' (choose from "),
+        (("apply", "softmax", "x", "-o", "y", "more"), "softmax takes one input, got 2 files\n"),
+        (("apply", "cross_entropy", *"xyz", "-o", "y"), "cross_entropy takes 2 inputs, got 3 files\n"),
+        (
+            ("apply", "softmax", "x", "-o", "y", "--dtype", "float64"),
+            "'float64'; --dtype says what elements of 2 raw bytes mean; the dtype of the result is --out-dtype float64",
+        ),
+        (
+            ("apply", "cross_entropy", "x", "t", "-o", "y", "--denominator", "4"),
+            "--denominator: divides a mean; add --reduction",
+        ),
+        (
+            ("apply", "cross_entropy", "x", "t", "-o", "y", "--denominator", "4", "--reduction", "sum"),
+            "--denominator: divides a mean; add --reduction mean\n",
+        ),
+    ],
+)
+def test_wrong_use_is_told_what_is_meant(argv, message, capsys):
+    assert exits(*argv) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

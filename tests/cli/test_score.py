@@ -180,7 +180,7 @@ def test_results_that_are_not_asked_for_are_not_computed(monkeypatch):
     assert sorted(os.listdir()) == sorted([*INPUTS, "entropy.npy", "lse.npy", "top_k_index.npy"])
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "uint32", "int32", ">i4", ">i8", ">u2"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "uint32", "int32", "uint64", ">i4", ">i8"])
 def test_targets_of_any_integer_dtype(dtype):
     hidden, weight, targets = problem()
     np.save("targets.npy", np.abs(targets % 21).astype(dtype))
@@ -341,6 +341,40 @@ def test_calls_that_are_refused(options, message, capsys):
     problem()
     np.save("bias.npy", np.zeros(VOCABULARY))
     assert message in refused(capsys, *options, command="score")
+
+
+@pytest.mark.parametrize("name", ["hidden.npy", "targets.npy", "out"])
+def test_standard_streams_are_refused(name, capsys):
+    problem()
+    options = ["-" if each == name else each for each in (*INPUTS, "-o", "out")]
+    message = refused(capsys, *options, command="score")
+    assert message.startswith("-: standard input and output are not supported; name a file")
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8"])
+def test_one_hot_targets_are_refused(dtype, capsys):
+    hidden, weight, targets = problem()
+    one_hot = np.eye(VOCABULARY, dtype=dtype)[np.abs(targets) % VOCABULARY]
+    np.save("targets.npy", one_hot)
+    message = refused(capsys, *INPUTS, "-o", "out", command="score")
+    expected = f"targets.npy: {one_hot.shape} looks one-hot (all ids are 0 or 1, as many as classes)"
+    assert message == f"{expected}; argmax(-1) makes ids of it"
+    # Other ids, as many as classes or not, are ids.
+    for several in (one_hot * 2, one_hot[:, 1:]):
+        np.save("targets.npy", several)
+        assert main(["score", *INPUTS, *outputs("log_prob")]) == 0
+        expected = ag.linear_cross_entropy(
+            hidden, weight, several, reduction="none", return_grad=False, target_prob=0, outputs=("log_prob",)
+        )
+        np.testing.assert_array_equal(np.load("log_prob.npy"), expected.log_prob)
+
+
+def test_two_ids_of_two_classes_are_no_one_hot_rows():
+    _, weight, targets = problem()
+    np.save("weight.npy", weight[:2])
+    np.save("targets.npy", np.eye(2, dtype=np.int64)[targets % 2])
+    assert main(["score", *INPUTS, *outputs("log_prob")]) == 0
+    assert np.load("log_prob.npy").shape == (len(targets), 2)
 
 
 @pytest.mark.usefixtures("small_chunks")

@@ -161,7 +161,7 @@ def test_a_target_beyond_the_vocabulary_is_found_in_its_chunk(dtype, compute):
     target = da.from_array(np.array([0, -100, 1, 3]), chunks=2)
     result = agd.linear_cross_entropy(LINEAR["input"].astype(dtype), np.zeros((3, 2), dtype), target)
     text = message(ag.ParamInvalidError, compute, *result)
-    assert "linear_cross_entropy: target: expected values in [0, 3) or -100, got 3 in row 1" in text
+    assert "linear_cross_entropy: target: expected values in [0, 3) or -100, got 3 in row 1 (block (1,))" in text
 
 
 def declared(array: da.Array, made: object) -> da.Array:

@@ -36,10 +36,10 @@ def test_devices(device):
         npu.set_device(0)
     assert seen == [0]
     for wrong in (-1, 2):
-        with pytest.raises(ag.ParamInvalidError, match=r"device: expected an int in \[0, 1\]"):
+        with pytest.raises(ag.ParamInvalidError, match=r"npu.set_device: device: expected an int in \[0, 1\]"):
             npu.set_device(wrong)
     for wrong in ("0", True, np.True_, 0.0, np.ma.array(0)):
-        with pytest.raises(ag.ParamTypeError, match="device: expected an int, got "):
+        with pytest.raises(ag.ParamTypeError, match=r"npu.set_device: device: expected an int, got "):
             npu.set_device(wrong)
     npu.set_device(np.int64(0))
     with pytest.raises(ag.ParamTypeError, match=r"x: expected an array that computes as numpy\.ndarray does"):

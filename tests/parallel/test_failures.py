@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -382,6 +383,65 @@ def test_shards_that_do_not_tile():
     assert f"{expected}1 on rank 0, where the shard before ends at 0" in wrong_shards([(1, 7), (7, 12)])
     assert "vocab_size: expected 20, the rows of all shards, got 21" in wrong_shards([(0, 7), (7, 20)], vocab_size=21)
     assert "checksum" not in wrong_shards([(0, 20), (0, 20)])
+
+
+TAKE_PART = "; pass weight[start:stop] of vocab_range on each rank"
+
+
+def test_the_whole_weight_on_every_rank():
+    whole = [(0, 20)] * 2
+    text = wrong_shards(whole, vocab_start_index=None, vocab_size=20)
+    assert text.endswith(f"vocab_size: expected 40, the rows of all shards, got 20{TAKE_PART}")
+    assert wrong_shards(whole).endswith(f"got 0 on rank 1, where the shard before ends at 20{TAKE_PART}")
+    # Without any of these arguments the call is valid, and may be meant.
+    calls = [
+        lambda comm: parallel.linear_cross_entropy(A["input"], A["weight"], A["target"], comm=comm, ignore_index=-7),
+        lambda comm: parallel.linear_top_k(A["input"], A["weight"], 3, comm=comm),
+    ]
+    for call in calls:
+        with pytest.warns(UserWarning, match=r"the weights of all ranks look the same; if .* weight\[start:stop\] of"):
+            on_ranks(2, call)
+
+
+@pytest.mark.parametrize("weights", [[np.zeros((10, 4))] * 2, [np.eye(4), np.eye(4)[::-1]], [np.eye(4), np.eye(4)[:3]]])
+def test_weights_that_are_not_the_same(weights):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        results = on_ranks(
+            2, lambda comm: parallel.linear_cross_entropy(np.eye(4), weights[comm.rank], np.arange(4), comm=comm)
+        )
+    assert [np.isfinite(each.loss) for each in results] == [True, True]
+
+
+def test_a_single_process_is_named():
+    for name, comm in (("linear_cross_entropy", "comm"), ("data_parallel_linear_cross_entropy", "vocab_comm")):
+        for options, text in (
+            ({"vocab_size": 40}, "the rows of all shards, got 40"),
+            ({"vocab_start_index": 1}, "at 0"),
+        ):
+            with pytest.raises(ag.ParamInvalidError) as info:
+                getattr(parallel, name)(A["input"], A["weight"], A["target"], comm=None, **options)
+            assert str(info.value).endswith(f"{text} ({comm} is None or has one rank: a single process)")
+
+
+@pytest.mark.parametrize("name", ["class_weight", "bias"])
+def test_numbers_of_the_whole_vocabulary(name):
+    """The whole array is refused on every rank. One that is too short has the usual error."""
+    vector = np.ones(20, np.float32)
+    for given, note in ((vector, "; pass the part [start:stop] of vocab_range"), (vector[:2], "")):
+        results = vocabulary(0, 1, 2, **{name: given})
+        assert {type(each) for each in results} == {ag.ParamInvalidError}
+        for rank, each in enumerate(results):
+            n = CUTS[rank + 1] - CUTS[rank]
+            assert f"{name}: expected shape (V" in str(each)
+            assert str(each).endswith(f"= {n}), got ({len(given)},){note}")
+
+
+def test_split_tokens_are_told_of_the_other_function():
+    """The tokens of a rank may be as many as those of another, or not."""
+    expected = "; pass all tokens on every rank; if they are split: parallel.data_parallel_linear_cross_entropy"
+    assert arrays_differ(target=A["target"][::-1]).endswith(expected)
+    assert arrays_differ(input=A["input"][:8], target=A["target"][:8]).endswith(expected)
 
 
 def test_some_shards_say_where_they_begin():
