@@ -351,12 +351,6 @@ def test_an_unused_loss():
     assert torch.autograd.grad(x.sum() + 0 * loss.detach(), x)[0].eq(1).all()
 
 
-def test_probabilities_are_refused():
-    x, w, _ = problem(torch.float32)
-    with pytest.raises(NotImplementedError, match="linear_cross_entropy: target: probabilities are not"):
-        agt.linear_cross_entropy(x, w, torch.rand(N, C))
-
-
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_leading_dimensions(reduction: str):
     x, w, target = problem(torch.float64)
