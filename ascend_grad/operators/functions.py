@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import ArrayLike
 
 from .._dispatch import run
 from ..arguments import LAST, axis_named_dim
+from ..option_types import Result
 from . import table
 from .results import OnlineMaxSum
 from .signatures import documented
-
-if TYPE_CHECKING:
-    from ..option_types import Result
 
 
 def softmax_backward(
