@@ -6,16 +6,7 @@ The functions themselves have all options as arguments. These types exist for ty
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypedDict, TypeVar
-
-#: The class of the result of a function of arrays: that of `out`, if it is given.
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from typing_extensions import TypeVar as TypeVarWithDefault  # in `typing` from Python 3.13 on
-
-    Result = TypeVarWithDefault("Result", default=NDArray)
-else:  # for `typing.get_type_hints`
-    Result = TypeVar("Result")
+from typing import Generic, Literal, TypeAlias, TypedDict, TypeVar
 
 Array = TypeVar("Array")
 #: float, or in torch also a tensor without dimensions.

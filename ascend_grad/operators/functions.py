@@ -9,9 +9,8 @@ from numpy.typing import ArrayLike
 
 from .._dispatch import run
 from ..arguments import LAST, axis_named_dim
-from ..option_types import Result
 from . import table
-from .results import OnlineMaxSum
+from .results import OnlineMaxSum, Result
 from .signatures import documented
 
 

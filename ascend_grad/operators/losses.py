@@ -10,11 +10,10 @@ from numpy.typing import ArrayLike, NDArray
 from .._array_types import number
 from .._dispatch import run
 from ..arguments import LAST, axis_named_dim
-from ..option_types import Result
 from . import table
 from .functions import fused_linear_cross_entropy_loss_grad, softmax_backward
 from .options import OUTPUTS
-from .results import LinearCrossEntropyGradients, LinearTopK, LossResult, class_of, loss_result
+from .results import LinearCrossEntropyGradients, LinearTopK, LossResult, Result, class_of, loss_result
 from .signatures import Words, documented
 
 # The classes of results without outputs. Small calls make them without a call of `loss_result`.

@@ -9,11 +9,19 @@ from __future__ import annotations
 from abc import ABCMeta
 from collections import namedtuple
 from collections.abc import Iterable
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from numpy.typing import NDArray
 
 from .options import OUTPUTS
+
+#: The class of the result of a function of arrays: that of `out`, if it is given.
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault  # in `typing` from Python 3.13 on
+
+    Result = TypeVarWithDefault("Result", default=NDArray)
+else:  # for `typing.get_type_hints`
+    Result = TypeVar("Result")
 
 #: The class of the arrays, of NumPy or of another library.
 Array = TypeVar("Array")

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from types import ModuleType
+from typing import get_type_hints
 
 import pytest
 
@@ -114,6 +115,14 @@ def test_the_groups_are_named(function: Callable):
         documented = _documented(function, "Parameters") + _documented(function, "Other Parameters")
         assert ends == sorted(ends, key=documented.index)
         assert (ends[0], ends[-1]) == (documented[0], documented[-1])
+
+
+@pytest.mark.parametrize("name", importlib.import_module("ascend_grad").__all__)
+def test_type_hints_can_be_evaluated(name: str):
+    """Tools that check arguments while a program runs evaluate the annotations of NumPy's functions."""
+    found = getattr(importlib.import_module("ascend_grad"), name)
+    if inspect.isfunction(found):
+        assert "return" in get_type_hints(found)
 
 
 def test_options_describe_the_loss():
