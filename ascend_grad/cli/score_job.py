@@ -183,7 +183,8 @@ class Scorer:
             return np.broadcast_to(np.int64(0), shape)
         ids = self.targets.array
         classes = len(self.weight.array)
-        if ids.size and ids.shape[1:] == (classes,) and classes > 2 and np.isin(ids, (0, 1)).all():
+        may_be_one_hot = ids.size and ids.shape[1:] == (classes,) and classes > 2
+        if may_be_one_hot and np.isin(ids, (0, 1)).all() and (ids.sum(-1) == 1).all():
             one_hot = f"{ids.shape} looks one-hot (all ids are 0 or 1, as many as classes)"
             raise CommandError(f"{self._job.targets}: {one_hot}; argmax(-1) makes ids of it")
         if ids.dtype.kind not in "iu" or ids.dtype.itemsize == 8:

@@ -310,10 +310,10 @@ cdef class TargetsInTheVocabulary(Check):
         return 0
 
     cdef int refuse_one_hot(self, Call call, cnp.ndarray target, Py_ssize_t entries) except -1:
-        """Refuse one-hot rows as several targets of a row: V > 2 ids of 0 and 1 repeat, so they are no V classes."""
+        """Refuse one-hot rows, of one 1 and V - 1 zeros, as V targets of a row. `entries` is V, at least 3."""
         if cnp.PyArray_DIM(target, cnp.PyArray_NDIM(target) - 1) != entries or not cnp.PyArray_SIZE(target):
             return 0
-        if target.max() == 1 and target.min() == 0:
+        if target.min() == 0 and target.max() == 1 and (target.sum(-1) == 1).all():
             advice = "looks one-hot (all ids are 0 or 1, K = V); pass target.argmax(-1)"
             call.fail("target", "class ids", f"an array that {advice}")
         return 0
