@@ -49,8 +49,8 @@ from .sums import MatrixSum, Share, VectorSums
 
 #: What to do where every rank has the whole weight.
 _PASS_PART = "pass weight[start:stop] of vocab_range on each rank"
-#: Number of features that are compared to find that every rank has the whole weight.
-_SAMPLED_FEATURES = 256
+#: The most rows and features of the weight that are compared to find that every rank has the whole weight.
+_SAMPLED_ROWS, _SAMPLED_FEATURES = 128, 256
 
 
 class Shard:
@@ -483,12 +483,13 @@ class Shard:
 def facts_of_shard(weight: Any, start: int | None) -> dict[str, Any]:
     """Return the facts that `placed` takes: the number of a rank's entries, its `vocab_start_index`, and a sample.
 
-    The sample is a checksum of a few elements; None if they are all equal, as where a weight is not initialized yet, or
+    The sample is a checksum of some elements; None if they are all equal, as where a weight is not initialized yet, or
     not on the host.
     """
     sample = None
     if isinstance(weight, np.ndarray) and weight.size:
-        elements = np.ascontiguousarray(weight[[0, -1], :_SAMPLED_FEATURES])
+        step = -(-len(weight) // _SAMPLED_ROWS)
+        elements = np.ascontiguousarray(weight[::step, :_SAMPLED_FEATURES])
         sample = None if (elements == elements[0, 0]).all() else checksum(elements)
     return {"rows": weight.shape[0], "start": start, "sample": sample}
 
