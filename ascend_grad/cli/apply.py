@@ -103,7 +103,7 @@ STATUSES = exit_statuses("all results are written")
 
 
 def operator_hints(dest: str) -> dict[tuple[str, str], str]:
-    """Return what is meant by operators that are misspelt, or in the place of a command, for `CommandParser.hints`."""
+    """Return hints, as in `CommandParser.hints`, for misspelt operators and for operators in place of a command."""
     hints = {operator.name: f"did you mean: ascend-grad apply {operator.name}" for operator in OPERATORS}
     hints["linear_cross_entropy"] = "ascend-grad score gives its log-probabilities"
     return {(dest, name.replace("_", sign)): hint for name, hint in hints.items() for sign in "_-"}

@@ -32,7 +32,7 @@ def run(job: Job) -> None:
 
 
 def _run_cross_entropy(job: Job) -> None:
-    """Write the loss of each row, the gradient and the outputs, each to a Zarr array of its own."""
+    """Write the loss of each row, the gradient and every output to separate Zarr arrays."""
     if "correct" in job.results or job.settings["reduction"] != "none":
         raise CommandError("cross_entropy: results of Zarr arrays have a number for each row, without a mean or a sum")
     inputs = {name: ZarrInput(source, job.raw_dtype_of(name)) for name, source in job.sources.items()}

@@ -495,7 +495,7 @@ def facts_of_shard(weight: Any, start: int | None) -> dict[str, Any]:
 
 
 def check_entries(weight: Any, options: Mapping[str, Any], ranks: Collectives, operator: str) -> None:
-    """Refuse arrays of more vocabulary entries than this rank has, as those of the whole vocabulary."""
+    """Refuse class weights and biases that have more vocabulary entries than the weight of this rank."""
     rows = getattr(weight, "shape", None)
     if not rows or ranks.size == 1:
         return

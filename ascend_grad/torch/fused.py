@@ -195,7 +195,7 @@ def fused_cross_entropy_loss_with_max_sum(
 ) -> tuple[torch.Tensor, torch.Tensor | Any]:
     r"""Compute the cross-entropy loss of each row from statistics of its logits, and the softmax if logits are given.
 
-    Like those of `fused_linear_online_max_sum`, the results have no gradient.
+    The loss and the softmax have no gradient.
 
     Examples
     --------

@@ -325,7 +325,7 @@ cdef void set_results(LossCall *c, LossOptions *o, int64_t rank, const int64_t *
     if c.fits:
         o.outputs.log_prob = numbers(c, "log_prob", dtype, c.target.rank, c.target.dims)
     o.outputs.predicted, o.outputs.correct = integers(c, "predicted", rank, dims), integers(c, "correct", 0, NULL)
-    # Of probabilities of all classes there is neither a log-probability nor a number of correct rows.
+    # Calls with dense targets have neither the output log_prob nor correct.
     require(c, (o.target_prob == NULL and not is_dense(o)) or o.outputs.correct == NULL)
     require(c, not is_dense(o) or o.outputs.log_prob == NULL)
 

@@ -310,7 +310,9 @@ def test_bad_arguments():
 
 def test_traced_settings():
     x, mask = jnp.zeros((1, 1, 2, 2)), jnp.zeros((1, 1, 2, 2), bool)
-    expected = r": expected a value that is known when JAX traces \(name it in static_argnames of jax.jit\), got a tracer"
+    expected = (
+        r": expected a value that is known when JAX traces \(name it in static_argnames of jax.jit\), got a tracer"
+    )
     with pytest.raises(ag.ParamTypeError, match=f"softmax: axis{expected}"):
         jax.jit(agj.softmax)(x, 1)
     with pytest.raises(ag.ParamTypeError, match=f"scaled_masked_softmax: scale{expected}"):

@@ -155,7 +155,7 @@ def test_logits_that_are_not_finite():
 
 
 def test_large_problems_on_several_threads():
-    """A problem whose workspace is a mapping of its own has the same bits with one to four threads."""
+    """One to four threads give the same bits for a problem whose workspace is allocated by its own mapping."""
     random = generator("large")
     input, weight = (jnp.asarray(random.standard_normal(shape), jnp.float32) for shape in ((300, 64), (20000, 64)))
     function = jax.value_and_grad(lambda x, w, n: agj.linear_top_k(x, w, 5, num_threads=n).log_prob.sum(), (0, 1))

@@ -438,7 +438,7 @@ def test_numbers_of_the_whole_vocabulary(name):
 
 
 def test_split_tokens_are_told_of_the_other_function():
-    """The tokens of a rank may be as many as those of another, or not."""
+    """Errors name the other function if ranks pass different tokens, equally many or not."""
     expected = "; pass all tokens on every rank; if they are split: parallel.data_parallel_linear_cross_entropy"
     assert arrays_differ(target=A["target"][::-1]).endswith(expected)
     assert arrays_differ(input=A["input"][:8], target=A["target"][:8]).endswith(expected)

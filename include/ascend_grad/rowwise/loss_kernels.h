@@ -18,7 +18,7 @@ AG_INLINE V K(dense_weight)(V prob, V class_weight, int has_weights, const K(den
     return has_weights ? weight * class_weight : weight;
 }
 
-/* Return the numbers of row r; those of nearly certain entries are absent before they are known. */
+/* Return the numbers of row r. The numbers of its nearly certain entry are 0 unless they are known (`with_certain`). */
 AG_INLINE K(dense_row) K(dense_row_of)(const ag_loss_rows *rows, int with_certain, ptrdiff_t r)
 {
     return (K(dense_row)){V_(set1)((compute_t)rows->kept), V_(set1)((compute_t)rows->share),
