@@ -26,7 +26,8 @@ except ImportError as error:
         "tree, start Python in another folder, or build in place with: pip install -e ."
     ) from error
 
-from . import npu
+from typing import TYPE_CHECKING, Any
+
 from ._version import __version__
 from .backends import backends
 from .context_choice import use_backend
@@ -54,6 +55,9 @@ from .operators.functions import (
 from .operators.losses import cross_entropy, linear_cross_entropy, linear_cross_entropy_backward, linear_top_k
 from .operators.results import LossResult
 from .threads import get_num_threads, set_num_threads
+
+if TYPE_CHECKING:
+    from . import npu
 
 __all__ = [
     "AclError",
@@ -88,3 +92,15 @@ __all__ = [
     "use_backend",
     "workspace_size",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "npu":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return import_module(f"{__name__}.npu")  # imported when it is needed: most machines have no device
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,7 +6,6 @@ import functools
 import inspect
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -165,10 +164,10 @@ def get_include() -> str:
     >>> os.path.exists(os.path.join(ag.get_include(), "ascend_grad", "rowwise", "rowwise.h"))
     True
     """
-    package = Path(__file__).resolve().parent
-    installed = package / "include"
+    package = os.path.dirname(os.path.realpath(__file__))
+    installed = os.path.join(package, "include")
     # An editable install runs from the source tree, where include/ is next to the package.
-    return os.fspath(installed if installed.is_dir() else package.parent / "include")
+    return installed if os.path.isdir(installed) else os.path.join(os.path.dirname(package), "include")
 
 
 def show_config(mode: str = "stdout") -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from .._call import Call
 from ..backends.ascend.array import DeviceArray
-from ..backends.ascend.backend import copy_to_device_of
+from ..backends.ascend.calls import copy_to_device_of
 from ..errors import ParamInvalidError
 from .agreement import Attempt
 from .communicators import Collectives

@@ -11,7 +11,7 @@ from .. import _linear_python, arrays
 from .._dispatch import prepared
 from ..backends import reference
 from ..backends.ascend.array import DeviceArray
-from ..backends.ascend.backend import copy_to_device_of
+from ..backends.ascend.calls import copy_to_device_of
 from ..operators import functions, losses
 from ..operators.table import FUSED_LINEAR_ONLINE_MAX_SUM
 from .row_losses import Problem, RowArrays, upstream_of_rows

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import _acl, _array_types
+from ... import _acl
 from ..._dtypes import BFLOAT16
 from ...errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
 from . import runtime
@@ -105,9 +105,6 @@ def tensor_array(tensor: Any, name: str, operator: str | None) -> TensorArray:
     array = _array(TensorArray, tensor, _checked_dtype(tensor, name, operator))
     assert isinstance(array, TensorArray)
     return array
-
-
-_array_types.DEVICE_TENSORS["npu"] = tensor_array
 
 
 def shared_array(argument: TensorArray) -> DeviceArray:
