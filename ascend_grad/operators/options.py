@@ -38,6 +38,10 @@ NUMBER, PER_ROW, PER_CLASS, PER_TARGET, NUMBER_OR_PER_ROW, NAMES = range(6)
 ARRAYS = (PER_ROW, PER_CLASS, PER_TARGET, NUMBER_OR_PER_ROW)
 
 
+#: The losses that have options.
+EVERY_LOSS = ("cross_entropy", "linear_cross_entropy")
+
+
 class Option(NamedTuple):
     """An option of the losses. The default leaves a loss as it is."""
 
@@ -50,8 +54,8 @@ class Option(NamedTuple):
     text: str
     #: Whether the loss of logits has the option, too; otherwise only the loss of a linear layer has it.
     of_logits: bool = True
-    #: Whether devices compute losses with it.
-    on_device: bool = False
+    #: The losses that devices compute with it.
+    on_device: tuple[str, ...] = ()
 
 
 class Output(NamedTuple):
@@ -69,7 +73,8 @@ class Output(NamedTuple):
     of_one_target: bool = False
     #: Whether it has one number for each target: K in each row with `target_prob`.
     is_of_targets: bool = False
-    on_device: bool = False
+    #: The losses that devices compute with it and with its upstream gradient.
+    on_device: tuple[str, ...] = ()
 
 
 OPTIONS = {
@@ -82,7 +87,7 @@ OPTIONS = {
             None,
             "Factors :math:`r` of the losses of the rows. A row of weight 0 adds nothing to the loss and to the "
             "gradients, whatever values it holds.",
-            on_device=True,
+            on_device=EVERY_LOSS,
         ),
         Option(
             "class_weight",
@@ -90,7 +95,7 @@ OPTIONS = {
             None,
             None,
             "Factors :math:`c` of the classes. A term of weight 0 is 0, whatever its logit is.",
-            on_device=True,
+            on_device=EVERY_LOSS,
         ),
         Option(
             "target_prob",
@@ -107,6 +112,7 @@ OPTIONS = {
             0.0,
             FRACTION,
             "The share :math:`s` of the loss that goes to all classes, from 0 to 1.",
+            on_device=("cross_entropy",),
         ),
         Option(
             "lse_square_scale",
@@ -114,6 +120,7 @@ OPTIONS = {
             0.0,
             FINITE,
             "The factor of the squared :math:`\\mathrm{lse}`, which keeps logits from drifting (z-loss).",
+            on_device=("cross_entropy",),
         ),
         Option(
             "temperature",
@@ -122,6 +129,7 @@ OPTIONS = {
             POSITIVE,
             "The divisor of the logits, above 0: one number, or one for each row. A number outside of "
             "[2**-60, 2**60] counts as the nearest end ([2**-500, 2**500] if `input` is float64).",
+            on_device=("cross_entropy",),
         ),
         Option(
             "denominator",
@@ -130,7 +138,7 @@ OPTIONS = {
             POSITIVE,
             "The divisor of a mean, above 0, instead of the sums of weights. Ranks that share a batch pass the sum "
             "over all ranks.",
-            on_device=True,
+            on_device=EVERY_LOSS,
         ),
         Option(
             "bias",
@@ -148,6 +156,7 @@ OPTIONS = {
             FINITE,
             "The factor of the logits before `softcap` and `temperature`. A number beyond 2**60 (2**500 if `input` is "
             "float64) counts as that number.",
+            on_device=("cross_entropy",),
         ),
         Option(
             "softcap",
@@ -173,13 +182,13 @@ OUTPUTS = {
         Output(
             "lse",
             "The logarithm of the sum of the exponentials of each row's logits; 0 for ignored rows.",
-            on_device=True,
+            on_device=EVERY_LOSS,
         ),
         Output(
             "log_prob",
             "The log-probability of each target, also of several in a row; 0 for ignored targets.",
             is_of_targets=True,
-            on_device=True,
+            on_device=EVERY_LOSS,
         ),
         Output("entropy", "The entropy of each row's probabilities, in nats; 0 for ignored rows."),
         Output(

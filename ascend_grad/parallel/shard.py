@@ -94,7 +94,7 @@ class Shard:
         self._a = WITHOUT_ARGUMENT | call.arguments
         self._given = given_over_ranks(self._a)
         #: The first option or gradient that no device computes, if any, and what of it.
-        self._lacking = limits.first_lacking(self._given, self._a)
+        self._lacking = limits.first_lacking(self._given, self._a, "linear_cross_entropy")
         # A rank without weight rows calls no operator, which would check these arguments.
         backend, source = requested(options["backend"], call.operator)
         threads = thread_count(options["num_threads"], self._operator)

@@ -9,6 +9,10 @@ cdef extern from "ascend_grad/acl/runtime.h" nogil:
         pass
     ctypedef struct ag_acl_executor:
         pass
+    ctypedef struct ag_acl_scalar:
+        pass
+    ctypedef struct ag_acl_integers:
+        pass
 
     enum:
         AG_ACL_SUCCESS
@@ -49,6 +53,10 @@ cdef extern from "ascend_grad/acl/runtime.h" nogil:
         ) noexcept nogil
         ag_acl_error (*aclDestroyTensor)(const ag_acl_tensor *tensor) noexcept nogil
         ag_acl_error (*aclDestroyAclOpExecutor)(ag_acl_executor *executor) noexcept nogil
+        ag_acl_scalar *(*aclCreateScalar)(void *value, int dtype) noexcept nogil
+        ag_acl_error (*aclDestroyScalar)(const ag_acl_scalar *scalar) noexcept nogil
+        ag_acl_integers *(*aclCreateIntArray)(const int64_t *values, uint64_t count) noexcept nogil
+        ag_acl_error (*aclDestroyIntArray)(const ag_acl_integers *integers) noexcept nogil
 
     ctypedef struct ag_acl_symbol:
         const char *name

@@ -18,6 +18,8 @@ from ascend_grad._acl cimport (
     AnyStream,
     DeviceRange,
     ag_acl_executor,
+    ag_acl_integers,
+    ag_acl_scalar,
     ag_acl_stream,
     ag_acl_tensor,
     ag_aclnn_status,
@@ -87,6 +89,60 @@ ctypedef ag_aclnn_status (*ag_aclnn_loss)(
     uint64_t *workspace_size, ag_acl_executor **executor
 ) noexcept nogil
 
+# aclnnCrossEntropyLoss; class_weight is optional. zloss and lse_for_zloss have to be passed, and are not written.
+ctypedef ag_aclnn_status (*ag_aclnn_cross_entropy)(
+    const ag_acl_tensor *input, const ag_acl_tensor *target, const ag_acl_tensor *class_weight, char *reduction,
+    int64_t ignore_index, double label_smoothing, double lse_square_scale, c_bool return_zloss, ag_acl_tensor *loss,
+    ag_acl_tensor *log_prob, ag_acl_tensor *zloss, ag_acl_tensor *lse_for_zloss, uint64_t *workspace_size,
+    ag_acl_executor **executor
+) noexcept nogil
+
+# aclnnCrossEntropyLossGrad; class_weight and what is about the z-loss are optional.
+ctypedef ag_aclnn_status (*ag_aclnn_cross_entropy_gradient)(
+    const ag_acl_tensor *grad_loss, const ag_acl_tensor *log_prob, const ag_acl_tensor *target,
+    const ag_acl_tensor *class_weight, const ag_acl_tensor *grad_zloss, const ag_acl_tensor *lse_for_zloss,
+    char *reduction, int64_t ignore_index, double label_smoothing, double lse_square_scale, ag_acl_tensor *out,
+    uint64_t *workspace_size, ag_acl_executor **executor
+) noexcept nogil
+
+# aclnnSoftmaxCrossEntropyWithLogits
+ctypedef ag_aclnn_status (*ag_aclnn_dense_cross_entropy)(
+    const ag_acl_tensor *features, const ag_acl_tensor *labels, ag_acl_tensor *loss, ag_acl_tensor *backprop,
+    uint64_t *workspace_size, ag_acl_executor **executor
+) noexcept nogil
+
+# aclnnLogSumExp
+ctypedef ag_aclnn_status (*ag_aclnn_log_sum_exp)(
+    const ag_acl_tensor *self, const ag_acl_integers *dims, c_bool keeps_dims, ag_acl_tensor *out,
+    uint64_t *workspace_size, ag_acl_executor **executor
+) noexcept nogil
+
+# aclnnReduceSum
+ctypedef ag_aclnn_status (*ag_aclnn_sum)(
+    const ag_acl_tensor *self, const ag_acl_integers *dims, c_bool keeps_dims, int dtype, ag_acl_tensor *out,
+    uint64_t *workspace_size, ag_acl_executor **executor
+) noexcept nogil
+
+# aclnnExp; aclnnInplaceCopy, whose first argument is the result; aclnnCast, with a dtype between its tensors
+ctypedef ag_aclnn_status (*ag_aclnn_unary)(
+    const ag_acl_tensor *first, const ag_acl_tensor *second, uint64_t *workspace_size, ag_acl_executor **executor
+) noexcept nogil
+ctypedef ag_aclnn_status (*ag_aclnn_cast)(
+    const ag_acl_tensor *self, int dtype, ag_acl_tensor *out, uint64_t *workspace_size, ag_acl_executor **executor
+) noexcept nogil
+
+# aclnnMul
+ctypedef ag_aclnn_status (*ag_aclnn_binary)(
+    const ag_acl_tensor *self, const ag_acl_tensor *other, ag_acl_tensor *out, uint64_t *workspace_size,
+    ag_acl_executor **executor
+) noexcept nogil
+
+# aclnnInplaceAdd: self + alpha * other
+ctypedef ag_aclnn_status (*ag_aclnn_inplace_add)(
+    ag_acl_tensor *self, const ag_acl_tensor *other, const ag_acl_scalar *alpha, uint64_t *workspace_size,
+    ag_acl_executor **executor
+) noexcept nogil
+
 # The function type of stage 2, the same for every operator.
 ctypedef ag_aclnn_status (*ag_aclnn_launch)(
     void *workspace, uint64_t workspace_size, ag_acl_executor *executor, ag_acl_stream stream
@@ -105,7 +161,8 @@ DTYPES = {
 
 cdef enum:
     SOFTMAX_BACKWARD, LOG_SOFTMAX_BACKWARD, SCALED_MASKED_SOFTMAX_BACKWARD, SOFTMAX, LOG_SOFTMAX
-    SCALED_MASKED_SOFTMAX, LINEAR_GRADIENT, ONLINE_MAX_SUM, LOSS, OPERATOR_COUNT
+    SCALED_MASKED_SOFTMAX, LINEAR_GRADIENT, ONLINE_MAX_SUM, LOSS, CROSS_ENTROPY, CROSS_ENTROPY_GRADIENT
+    DENSE_CROSS_ENTROPY, LOG_SUM_EXP, SUM, EXP, INPLACE_COPY, CAST, MUL, INPLACE_ADD, OPERATOR_COUNT
 
 #: Names of the operators, in the order of the enumeration.
 NAMES = (
@@ -118,6 +175,16 @@ NAMES = (
     "aclnnFusedLinearCrossEntropyLossGrad",
     "aclnnFusedLinearOnlineMaxSum",
     "aclnnFusedCrossEntropyLossWithMaxSum",
+    "aclnnCrossEntropyLoss",
+    "aclnnCrossEntropyLossGrad",
+    "aclnnSoftmaxCrossEntropyWithLogits",
+    "aclnnLogSumExp",
+    "aclnnReduceSum",
+    "aclnnExp",
+    "aclnnInplaceCopy",
+    "aclnnCast",
+    "aclnnMul",
+    "aclnnInplaceAdd",
 )
 
 cdef void *_prepare[OPERATOR_COUNT]
@@ -133,6 +200,10 @@ def bind(libraries):
         _launch[index] = <ag_aclnn_launch><void *><uintptr_t>launch
         if not prepare or not launch:
             absent[name] = name if prepare else name + "GetWorkspaceSize"
+    if _acl.table.aclCreateScalar == NULL:
+        absent["aclnnInplaceAdd"] = "aclCreateScalar"
+    if _acl.table.aclCreateIntArray == NULL:
+        absent["aclnnLogSumExp"] = absent["aclnnReduceSum"] = "aclCreateIntArray"
     return absent
 
 
@@ -188,6 +259,38 @@ cdef ag_acl_tensor *handle_of(Tensor tensor) noexcept:
     return NULL if tensor is None else tensor.handle
 
 
+cdef class LastAxis:
+    """The device's list of axes that has the last axis of a matrix alone."""
+
+    cdef ag_acl_integers *handle
+
+    def __cinit__(self):
+        cdef int64_t last = 1
+        with nogil:
+            self.handle = _acl.table.aclCreateIntArray(&last, 1)
+        if self.handle == NULL:
+            raise device_error(None, "aclCreateIntArray", _acl.recent_message())
+
+    def __dealloc__(self):
+        _acl.destroy(<destroyer>_acl.table.aclDestroyIntArray, self.handle, "aclDestroyIntArray")
+
+
+cdef class One:
+    """The device's scalar 1, in float32."""
+
+    cdef ag_acl_scalar *handle
+
+    def __cinit__(self):
+        cdef float value = 1
+        with nogil:
+            self.handle = _acl.table.aclCreateScalar(&value, AG_ACL_FLOAT)
+        if self.handle == NULL:
+            raise device_error(None, "aclCreateScalar", _acl.recent_message())
+
+    def __dealloc__(self):
+        _acl.destroy(<destroyer>_acl.table.aclDestroyScalar, self.handle, "aclDestroyScalar")
+
+
 cdef class Executor:
     """The executor that stage 1 of an operator made, to be launched once."""
 
@@ -195,6 +298,7 @@ cdef class Executor:
     cdef readonly uint64_t workspace_size
     cdef ag_acl_executor *handle
     cdef ag_aclnn_status status
+    cdef object attribute  # an argument of stage 1 that has to exist until stage 2 has returned
 
     def __cinit__(self, int operator):
         self.operator = operator
@@ -226,6 +330,7 @@ cdef class Executor:
         cdef ag_acl_executor *handle = self.handle
         self.handle = NULL
         _acl.destroy(<destroyer>_acl.table.aclDestroyAclOpExecutor, handle, "aclDestroyAclOpExecutor")
+        self.attribute = None
 
     def __dealloc__(self):
         _acl.destroy(<destroyer>_acl.table.aclDestroyAclOpExecutor, self.handle, "aclDestroyAclOpExecutor")
@@ -351,5 +456,123 @@ def fused_cross_entropy_loss_with_max_sum(
         executor.status = (<ag_aclnn_loss>_prepare[LOSS])(
             logits_max.handle, sum_exp_logits.handle, predicted_logits.handle, 0.0, NULL, NULL, logits, loss.handle,
             probabilities, &executor.workspace_size, &executor.handle
+        )
+    return executor.checked()
+
+
+# ---- losses of logits; the arithmetic around them --------------------------------------------------------------------
+
+
+def cross_entropy_loss(
+    Tensor input not None,
+    Tensor target not None,
+    Tensor class_weight,
+    double label_smoothing,
+    Tensor loss not None,
+    Tensor log_prob not None,
+    Tensor zloss not None,
+    Tensor lse_for_zloss not None,
+):
+    """Prepare the loss of each row. Targets that are -100 are ignored."""
+    cdef Executor executor = Executor(CROSS_ENTROPY)
+    cdef ag_acl_tensor *factors = handle_of(class_weight)
+    with nogil:
+        executor.status = (<ag_aclnn_cross_entropy>_prepare[CROSS_ENTROPY])(
+            input.handle, target.handle, factors, b"none", -100, label_smoothing, 0.0, False, loss.handle,
+            log_prob.handle, zloss.handle, lse_for_zloss.handle, &executor.workspace_size, &executor.handle
+        )
+    return executor.checked()
+
+
+def cross_entropy_loss_grad(
+    Tensor grad_loss not None, Tensor log_prob not None, Tensor target not None, Tensor out not None
+):
+    """Prepare the gradient of each row's loss. Targets that are -100 are ignored."""
+    cdef Executor executor = Executor(CROSS_ENTROPY_GRADIENT)
+    with nogil:
+        executor.status = (<ag_aclnn_cross_entropy_gradient>_prepare[CROSS_ENTROPY_GRADIENT])(
+            grad_loss.handle, log_prob.handle, target.handle, NULL, NULL, NULL, b"none", -100, 0.0, 0.0, out.handle,
+            &executor.workspace_size, &executor.handle
+        )
+    return executor.checked()
+
+
+def softmax_cross_entropy_with_logits(
+    Tensor features not None, Tensor labels not None, Tensor loss not None, Tensor backprop not None
+):
+    cdef Executor executor = Executor(DENSE_CROSS_ENTROPY)
+    with nogil:
+        executor.status = (<ag_aclnn_dense_cross_entropy>_prepare[DENSE_CROSS_ENTROPY])(
+            features.handle, labels.handle, loss.handle, backprop.handle, &executor.workspace_size, &executor.handle
+        )
+    return executor.checked()
+
+
+def log_sum_exp(Tensor input not None, Tensor out not None):
+    """Prepare the logarithms of the sums of the exponentials of a matrix's rows, as one column."""
+    cdef Executor executor = Executor(LOG_SUM_EXP)
+    cdef LastAxis last = LastAxis()
+    executor.attribute = last
+    with nogil:
+        executor.status = (<ag_aclnn_log_sum_exp>_prepare[LOG_SUM_EXP])(
+            input.handle, last.handle, True, out.handle, &executor.workspace_size, &executor.handle
+        )
+    return executor.checked()
+
+
+def row_sums(Tensor input not None, Tensor out not None):
+    """Prepare the sums of a matrix's rows in float32, as one column."""
+    cdef Executor executor = Executor(SUM)
+    cdef LastAxis last = LastAxis()
+    executor.attribute = last
+    with nogil:
+        executor.status = (<ag_aclnn_sum>_prepare[SUM])(
+            input.handle, last.handle, True, AG_ACL_FLOAT, out.handle, &executor.workspace_size, &executor.handle
+        )
+    return executor.checked()
+
+
+cdef Executor of_two(int operator, Tensor first, Tensor second):
+    cdef Executor executor = Executor(operator)
+    with nogil:
+        executor.status = (<ag_aclnn_unary>_prepare[operator])(
+            first.handle, second.handle, &executor.workspace_size, &executor.handle
+        )
+    return executor.checked()
+
+
+def exp(Tensor input not None, Tensor out not None):
+    return of_two(EXP, input, out)
+
+
+def inplace_copy(Tensor out not None, Tensor source not None):
+    return of_two(INPLACE_COPY, out, source)
+
+
+def cast(Tensor input not None, int dtype, Tensor out not None):
+    cdef Executor executor = Executor(CAST)
+    with nogil:
+        executor.status = (<ag_aclnn_cast>_prepare[CAST])(
+            input.handle, dtype, out.handle, &executor.workspace_size, &executor.handle
+        )
+    return executor.checked()
+
+
+def mul(Tensor input not None, Tensor other not None, Tensor out not None):
+    cdef Executor executor = Executor(MUL)
+    with nogil:
+        executor.status = (<ag_aclnn_binary>_prepare[MUL])(
+            input.handle, other.handle, out.handle, &executor.workspace_size, &executor.handle
+        )
+    return executor.checked()
+
+
+def inplace_add(Tensor out not None, Tensor other not None):
+    cdef Executor executor = Executor(INPLACE_ADD)
+    cdef One one = One()
+    executor.attribute = one
+    with nogil:
+        executor.status = (<ag_aclnn_inplace_add>_prepare[INPLACE_ADD])(
+            out.handle, other.handle, one.handle, &executor.workspace_size, &executor.handle
         )
     return executor.checked()

@@ -170,7 +170,7 @@ cdef class Classes(Check):
         cdef cnp.dtype dtype = array.dtype
         cdef bint is_here = cnp.PyArray_CheckExact(call.values[self.slots[0]])
         cdef bint has_prob = self.allows_dense and call.values[<int>call.operator.slots["target_prob"]] is not None
-        if dtype_of(array) >= 0 and is_here and self.allows_dense and not has_prob and self.has_logits_shape(call, array):
+        if dtype_of(array) >= 0 and self.allows_dense and not has_prob and self.has_logits_shape(call, array):
             return 0
         if dtype.kind not in "iu" or not is_here:
             advice = f" ({self.advice(call, array)})" if is_here and (dtype.kind in "fbOUT" or dtype_of(array) >= 0) else ""
@@ -276,15 +276,18 @@ cdef class TargetsInTheVocabulary(Check):
             if not of_logits and call.sizes[V] == 0 and call.sizes[BT] > 0:
                 call.fail(self.names[0], "indices, all of them ignore_index, as the vocabulary is empty", "probabilities")
             return 0
-        if isinstance(given, AbstractDeviceArray) and (of_logits or not given.IS_READ):
-            return 0  # no device computes losses of logits
+        cdef bint is_here = cnp.PyArray_CheckExact(given)
+        if isinstance(given, AbstractDeviceArray) and not given.IS_READ:
+            return 0
         cdef cnp.ndarray target = call.array(self.slots[0])
         cdef Py_ssize_t columns = 1
         if of_logits:
-            target = call.values[self.slots[0]] = np.array(target, target.dtype.newbyteorder("="), order="C")
+            target = np.array(target if is_here else host_values(given), target.dtype.newbyteorder("="), order="C")
+            if is_here:
+                call.values[self.slots[0]] = target
         elif cnp.PyArray_NDIM(target) == 2:
             columns = cnp.PyArray_DIM(target, 1)
-            target = native_vector(given if cnp.PyArray_CheckExact(given) else host_values(given))
+            target = native_vector(given if is_here else host_values(given))
         else:
             target = call.host_vector(self.slots[0], call.sizes[BT])
         cdef bint is_wide = cnp.PyArray_ITEMSIZE(target) == 8, is_wrong

@@ -33,11 +33,18 @@ FORWARD = (
     "FusedLinearOnlineMaxSum",
     "FusedCrossEntropyLossWithMaxSum",
 )
+LOSSES = ("CrossEntropyLoss", "CrossEntropyLossGrad", "SoftmaxCrossEntropyWithLogits")
+#: Operators of the mathematics package.
+MATHEMATICS = ("Cast", "Exp", "InplaceAdd", "InplaceCopy", "LogSumExp", "Mul", "ReduceSum")
+_ALL = (*BACKWARD, *FORWARD, *LOSSES, *MATHEMATICS)
 FUSED = tuple(name for name in (*BACKWARD, *FORWARD) if name.startswith("Fused"))
 
 _STATE = ("state", "memory", "streams", "tensors", "systems", "numbers")
-_OPERATORS = ("softmax", "scaled_masked_softmax", "linear_cross_entropy")
-_TORCH_OPERATORS = ("torch_elementwise", "torch_reductions", "torch_indexing")
+_OPERATORS = (
+    *("softmax", "scaled_masked_softmax", "linear_cross_entropy", "cross_entropy"),
+    *("torch_elementwise", "torch_reductions"),
+)
+_TORCH_OPERATORS = ("torch_indexing",)
 #: Libraries beyond the runtime with which torch_npu is linked. They are empty, as no function of them is used here.
 TORCH_LIBRARIES = ("libhccl.so", "libacl_op_compiler.so", "libge_runner.so", "libgraph.so", "libacl_tdt_channel.so")
 
@@ -47,7 +54,7 @@ class Variant:
     """Describe one kind of installation: its libraries, and what they contain."""
 
     operators: dict[str, tuple[str, ...]] = field(
-        default_factory=lambda: {"libopapi_nn.so": (*BACKWARD, *FORWARD), "libopapi_math.so": ()}
+        default_factory=lambda: {"libopapi_nn.so": (*BACKWARD, *FORWARD, *LOSSES), "libopapi_math.so": MATHEMATICS}
     )
     defines: tuple[str, ...] = ()  # variant.c is compiled with these macros
     hidden: tuple[str, ...] = ()  # the runtime lacks these functions
@@ -55,15 +62,20 @@ class Variant:
     torch: bool = False  # torch_npu can use the variant, whose libopapi.so has torch_npu's own operators
 
 
-_AGGREGATE = {"libopapi.so": (*BACKWARD, *FORWARD)}
+_AGGREGATE = {"libopapi.so": _ALL}
 VARIANTS = {
     "split": Variant(),
     "aggregate": Variant(_AGGREGATE),
-    "train_infer": Variant({"libaclnn_ops_train.so": BACKWARD, "libaclnn_ops_infer.so": FORWARD}),
+    "train_infer": Variant(
+        {
+            "libaclnn_ops_train.so": (*BACKWARD, "CrossEntropyLossGrad"),
+            "libaclnn_ops_infer.so": tuple(name for name in _ALL if name not in (*BACKWARD, "CrossEntropyLossGrad")),
+        }
+    ),
     # The first family of libraries cannot be loaded, but the second family can.
-    "split_without_math": Variant({"libopapi_nn.so": (*BACKWARD, *FORWARD), **_AGGREGATE}),
+    "split_without_math": Variant({"libopapi_nn.so": (*BACKWARD, *FORWARD, *LOSSES), **_AGGREGATE}),
     "older": Variant(
-        {"libopapi.so": tuple(name for name in (*BACKWARD, *FORWARD) if name not in FUSED)},
+        {"libopapi.so": tuple(name for name in _ALL if name not in (*FUSED, *LOSSES))},
         hidden=("aclFinalizeReference", "aclrtCreateContext", "aclrtDestroyContext"),
     ),
     "without_determinism": Variant(hidden=("aclrtCtxSetSysParamOpt",)),
@@ -141,7 +153,10 @@ _RUNTIME = (
     *("aclrtMalloc", "aclrtFree", "aclrtMallocHost", "aclrtFreeHost"),
     *("aclrtMemcpy", "aclrtMemcpyAsync", "aclrtMemset"),
 )
-_NNOPBASE = ("aclCreateTensor", "aclDestroyTensor", "aclSetAclOpExecutorRepeatable", "aclDestroyAclOpExecutor")
+_NNOPBASE = (
+    *("aclCreateTensor", "aclDestroyTensor", "aclSetAclOpExecutorRepeatable", "aclDestroyAclOpExecutor"),
+    *("aclCreateScalar", "aclDestroyScalar", "aclCreateIntArray", "aclDestroyIntArray"),
+)
 
 
 @cache

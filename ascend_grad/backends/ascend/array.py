@@ -65,6 +65,14 @@ class Layout(NamedTuple):
     is_contiguous: bool
 
 
+def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a C-contiguous array, in elements."""
+    strides = [1]
+    for length in shape[:0:-1]:
+        strides.append(strides[-1] * max(length, 1))
+    return tuple(reversed(strides[: len(shape)]))
+
+
 class Storage:
     """The memory of an array, and the places of its elements there.
 
@@ -238,6 +246,24 @@ class DeviceArray(AbstractDeviceArray):
         """Return the offset of its first element in its memory."""
         layout = self.storage.layout
         return 0 if layout is None else layout.offset * self.dtype.itemsize
+
+    def _view(self, shape: tuple[int, ...], layout: Layout | None) -> DeviceArray:
+        """Return an array over the same memory, for work of the call that is running."""
+        view = DeviceArray(shape, self.dtype, self.device, self._copy_to_host)
+        view.storage.allocation, view.storage.layout = self.storage.allocation, layout
+        return view
+
+    def transposed(self, axes: tuple[int, ...]) -> DeviceArray:
+        """Return a view with its axes in this order, which `Storage.contiguous_copy` does not take."""
+        layout = self.storage.layout or Layout(_contiguous_strides(self.shape), 0, self.size, True)
+        strides = tuple(layout.strides[axis] for axis in axes)
+        shape = tuple(self.shape[axis] for axis in axes)
+        return self._view(shape, layout._replace(strides=strides, is_contiguous=False))
+
+    def reshaped(self, shape: tuple[int, ...]) -> DeviceArray:
+        """Return a view of a C-contiguous array in another shape."""
+        layout = self.storage.layout
+        return self._view(shape, layout and layout._replace(strides=_contiguous_strides(shape)))
 
     def host_values(self) -> NDArray:
         """Return the values on the host, read-only, copied back at most once."""

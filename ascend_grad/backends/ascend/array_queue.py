@@ -31,6 +31,13 @@ class SelectedRows:
         there = self._queue.put(array, rows=rows)
         return self._queue.copied(there) if is_overwritten and there is array else there
 
+    def put_from(self, rows: SelectedRows, array: DeviceArray) -> DeviceArray:
+        if self._index is rows._index or (
+            self._index is not None and rows._index is not None and np.array_equal(self._index, rows._index)
+        ):
+            return array
+        return self.put(rows.restored(array))
+
     def put_mask(self, mask: Any, count: int) -> DeviceArray:
         if self._index is None:
             return self._queue.mask_bits(mask, count)

@@ -157,8 +157,8 @@ def _outside(call: Call) -> NDArray:
 
 def _tensors_without_elements(call: Call) -> tuple[NDArray | None, ...]:
     """Compute a call on tensors without elements. Rows whose targets are outside of the weight become NaN."""
-    if "input_grad" not in call.operator.results:
-        return _empty(call)
+    if "input_grad" not in call.operator.results or call.operator.family == "losses":
+        return _empty(call)  # logits without elements have no rows
     a, outside = call.arguments, _outside(call)
     if "target" in a:
         others = {"target": np.where(outside, a["ignore_index"], a["target"].host_values().astype(np.int64))}

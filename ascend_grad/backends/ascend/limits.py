@@ -20,9 +20,8 @@ from ...errors import (
     UnsupportedDeviceError,
 )
 from ...operators.options import OPTIONS, OUTPUT_GRADIENTS, OUTPUTS, given_options
-from ...operators.table import OPERATORS
 from ..base import Unsupported
-from . import determinism
+from . import cross_entropy, determinism
 from .quirks import is_empty
 from .runtime import State
 
@@ -124,37 +123,49 @@ def stored_dim(name: str, largest: int) -> Callable[[Call, str], tuple[int, int]
     return lambda call, soc: (0 if call.arguments["softmax"] is None else call.dims[name], largest)
 
 
-#: Options of losses that the device computes, and upstream gradients of outputs that it computes.
-ON_DEVICE = (
-    *(option.name for option in OPTIONS.values() if option.on_device),
-    *(f"grad_{output.name}" for output in OUTPUTS.values() if output.on_device),
-)
-
-
-def first_lacking(names: Iterable[str], arguments: Mapping[str, Any]) -> tuple[str, str] | None:
+def first_lacking(names: Iterable[str], arguments: Mapping[str, Any], loss: str) -> tuple[str, str] | None:
     """Return the first of the given options and gradients that no device computes, and what of it is lacking."""
+    on_device = {
+        *(option.name for option in OPTIONS.values() if loss in option.on_device),
+        *(f"grad_{output.name}" for output in OUTPUTS.values() if loss in output.on_device),
+    }
     for name in names:
         if name == "outputs":
-            lacking = ", ".join(each for each in arguments[name] if not OUTPUTS[each].on_device)
+            lacking = ", ".join(each for each in arguments[name] if loss not in OUTPUTS[each].on_device)
         else:
-            lacking = "" if name in ON_DEVICE else "it"
+            lacking = "" if name in on_device else "it"
         if lacking:
             return name, lacking
     return None
 
 
+def is_dense(call: Call) -> bool:
+    """Return whether the target of a loss holds probabilities of all classes."""
+    return call.arguments["target"].dtype.kind not in "iu"
+
+
 def loss_options(call: Call, soc: str) -> Unsupported | None:
     """Return the reason against gradients and options of a loss that the device's operators lack (161002)."""
-    a = call.arguments
-    found, computed = first_lacking([name for name in OUTPUT_GRADIENTS if a.get(name) is not None], a), "the gradients"
-    if found is None and a["target"].dtype.kind not in "iu":
+    a, loss = call.arguments, call.operator.name.removesuffix("_backward")
+    gradients = [name for name in OUTPUT_GRADIENTS if a.get(name) is not None]
+    found, computed = first_lacking(gradients, a, loss), "the gradients"
+    if found is None and is_dense(call) and loss != "cross_entropy":
         found, computed = ("target", "probabilities of all classes"), "the loss"
     if found is None:
-        found, computed = first_lacking(given_options(a), a), "the loss"
+        found, computed = first_lacking(given_options(a), a, loss), "the loss"
     if found is None:
         return None
     reason = f"{found[0]}: the device's operators compute {computed} without {found[1]}"
     return _unsupported(call, ParamInvalidError, reason)
+
+
+def one_target_on(*families: str) -> Limit:
+    """Make the limit to systems that have the loss of one target a row (361001); others have that of all classes."""
+
+    def limit(call: Call, soc: str) -> Unsupported | None:
+        return None if is_dense(call) else only_on(*families)(call, soc)
+
+    return limit
 
 
 #: Rows of the weight from which on the vendor documents the fused gradient.
@@ -219,6 +230,12 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         dtype("logits_max", "float32"),
         dtype("vocab_parallel_logits", *FLOATS),
     ),
+    "cross_entropy": (
+        EVERYWHERE,
+        one_target_on("910B", "910_93", "950"),
+        loss_options,
+        dtype("input", *FLOATS),
+    ),
     # The chain of the three operators. Ids start at 0 on the device, wherever the vocabulary starts.
     "linear_cross_entropy": (
         only_on("910B", "910_93"),
@@ -239,24 +256,26 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
 
 
 def needed(call: Call) -> tuple[str, ...]:
-    """Return the operators of the device that a call is made of."""
+    """Return the names of the device's operators that a call is made of."""
+    gradient = ("aclnnFusedLinearCrossEntropyLossGrad",)
+    if call.operator.device_name is not None:
+        return (call.operator.device_name,)
     if call.operator.name == "linear_cross_entropy_backward":
-        return ("fused_linear_cross_entropy_loss_grad",)
-    if call.operator.name != "linear_cross_entropy":
-        return (call.operator.name,)
-    loss = "fused_linear_online_max_sum", "fused_cross_entropy_loss_with_max_sum"
-    return (*loss, "fused_linear_cross_entropy_loss_grad") if call.arguments["return_grad"] else loss
+        return gradient
+    if call.operator.name == "linear_cross_entropy":
+        loss = "aclnnFusedLinearOnlineMaxSum", "aclnnFusedCrossEntropyLossWithMaxSum"
+        return (*loss, *gradient) if call.arguments["return_grad"] else loss
+    return cross_entropy.needed(call)
 
 
 def unsupported_reason(call: Call, state: State) -> Unsupported | None:
     """Return why the device that was found does not take this valid call, None if it does."""
     limits = LIMITS.get(call.operator.name)
     if limits is None:
-        return _unsupported(call, UnsupportedDeviceError, "the operator has not been brought to the device")
+        return _unsupported(call, UnsupportedDeviceError, "the function is not implemented for the NPU")
     for name in needed(call):
-        device_name = OPERATORS[name].device_name
-        if device_name in state.absent:
-            return _unsupported(call, BackendUnavailableError, state.absent[device_name])
+        if name in state.absent:
+            return _unsupported(call, BackendUnavailableError, state.absent[name])
     if determinism.is_asked_for(call) and (lack := _acl.lacks_determinism()):
         return _unsupported(call, BackendUnavailableError, f"deterministic results were asked for, and {lack}")
     soc = family(state.soc)

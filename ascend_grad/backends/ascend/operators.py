@@ -14,13 +14,12 @@ import numpy as np
 from ..._call import Call
 from . import quirks
 from .array import DeviceArray, Origin
-from .queue import Queue
+from .cross_entropy import cross_entropy
+from .queue import FLOAT32, Queue, Results
+from .tokens import NAN, Tokens
 
-FLOAT32 = np.dtype(np.float32)
 UINT8 = np.dtype(np.uint8)
-INF, NAN = float("inf"), float("nan")
-
-Results = tuple[Any, ...]
+INF = float("inf")
 
 
 # ---- operators of the device -----------------------------------------------------------------------------------------
@@ -129,84 +128,9 @@ def loss(queue: Queue, logits_max: Any, sum_exp_logits: Any, predicted_logits: A
 # ---- chains of them --------------------------------------------------------------------------------------------------
 
 
-class Tokens:
-    """The tokens of a loss as vectors: their targets, their weights, and the denominator of a mean.
-
-    Attributes
-    ----------
-    counted : vector of bool
-        Which tokens are not ignored.
-    places : vector of int64
-        The row of the weight that each target stands for; 0 for ignored tokens and for targets outside of the weight.
-    weights : vector, optional
-        The weight of each token's loss, 0 for ignored tokens; None stands for no weights.
-    """
-
-    def __init__(self, queue: Queue, call: Call):
-        a, xp = call.arguments, queue.xp
-        self._queue, self._arguments = queue, a
-        target, start = queue.vector(a["target"], xp.int64), a["vocab_start_index"]
-        places = target - start
-        self.counted = target != a["ignore_index"]
-        self._inside = (target >= start) & (places < call.dims["V"])
-        self.places = xp.where(self._inside & self.counted, places, 0)
-        self._id_dtype = getattr(xp, a["target"].dtype.name)
-        self.weights = self._all_weights()
-        self._denominator: Any = 1.0
-        if a["reduction"] == "mean":
-            weights = self.counted if self.weights is None else self.weights
-            self._denominator = queue.vector(weights.sum()) if a["denominator"] is None else a["denominator"]
-
-    @property
-    def masked_target(self) -> Any:
-        """Return `places` in the dtype of the call's targets."""
-        return self._queue.vector(self.places, self._id_dtype)
-
-    def _all_weights(self) -> Any:
-        of_token, of_class = self._arguments["token_weight"], self._arguments["class_weight"]
-        if of_token is None and of_class is None:
-            return None
-        vector = self._queue.vector
-        weights = vector(self.counted) if of_token is None else self.without_ignored(vector(of_token))
-        if of_class is not None:  # a token of weight 0 adds nothing, whatever its class
-            weights = self._queue.xp.where(weights == 0, 0, weights * vector(of_class)[self.places])
-        return weights
-
-    def weighted(self, numbers: Any) -> Any:
-        """Multiply numbers by the weights. The result is 0 for tokens of weight 0, whatever the number."""
-        return numbers if self.weights is None else self._queue.xp.where(self.weights == 0, 0, numbers * self.weights)
-
-    def divided(self, numbers: Any, otherwise: float) -> Any:
-        """Divide numbers by the denominator. `otherwise` is the result where the denominator is 0."""
-        denominator = self._denominator
-        if isinstance(denominator, float):
-            return numbers / denominator
-        return self._queue.xp.where(denominator == 0, otherwise, numbers / denominator)
-
-    def upstream(self) -> Any:
-        """Return the upstream gradient of each token's loss, or one number for all tokens, in float32."""
-        grad, denominator, vector = self._arguments["grad_loss"], self._denominator, self._queue.vector
-        if isinstance(grad, float) and isinstance(denominator, float):
-            grad = vector(grad / denominator)  # the quotient may be in the range of float32, even if neither number is
-        else:
-            grad = self.divided(vector(grad), 0)
-        # A gradient of 0 stays 0, whatever the weight is.
-        return vector(self._queue.xp.where(grad == 0, 0, self.weighted(grad)), self._queue.xp.float32)
-
-    def without_ignored(self, numbers: Any) -> Any:
-        """Return numbers of the tokens, 0 for ignored tokens."""
-        return self._queue.xp.where(self.counted, numbers, 0)
-
-    def of_targets(self, numbers: Any) -> Any:
-        """Return numbers of the targets: 0 for ignored tokens, NaN for targets outside of the weight."""
-        return self.without_ignored(self._queue.xp.where(self._inside, numbers, NAN))
-
-    def reduced(self, losses: Any) -> Any:
-        """Return the losses of the tokens as the call reduces them."""
-        losses = self.of_targets(self.weighted(losses))
-        if self._arguments["reduction"] == "none":
-            return losses
-        return self._queue.vector(self.divided(losses.sum(), NAN))
+def _upstream(queue: Queue, tokens: Tokens) -> Any:
+    """Return the upstream gradient of each token's loss in float32, NaN for targets outside of the weight."""
+    return tokens.of_targets(queue.vector(tokens.upstream(tokens.divided_upstream()), queue.xp.float32))
 
 
 def _is_infinite(vector: Any) -> Any:
@@ -216,7 +140,7 @@ def _is_infinite(vector: Any) -> Any:
 def _linear_cross_entropy(queue: Queue, call: Call) -> Results:
     """Compute the chain of the three operators. Losses and statistics become vectors if anything is done with them."""
     a, xp = call.arguments, queue.xp
-    tokens = Tokens(queue, call)
+    tokens = Tokens(queue, call, call.dims["V"])
     rows = queue.compact(tokens.counted)
     losses: DeviceArray | None = None
     logits_max = sum_exp_logits = predicted = None
@@ -230,15 +154,18 @@ def _linear_cross_entropy(queue: Queue, call: Call) -> Results:
         logits_max, sum_exp_logits, predicted, mask, masked_target, _ = shard
         losses, _ = loss(queue, logits_max, sum_exp_logits, predicted)
         if a["return_grad"]:
-            grad = rows.of(queue.vector(tokens.of_targets(tokens.upstream()), xp.float32))
+            grad = rows.of(queue.vector(_upstream(queue, tokens), xp.float32))
             targets = mask, masked_target, logits_max, sum_exp_logits
             input_grad, weight_grad = gradient(queue, (True, True), grad, input, weight, *targets)
             results = {"input_grad": rows.restored(input_grad), "weight_grad": weight_grad}
     elif a["return_grad"]:
         for name, spec in zip(call.operator.results[1:3], call.specs[1:3]):
             results[name] = spec and rows.cleared(queue.empty(spec.shape, spec.dtype))
-    is_result = rows.is_complete and tokens.weights is None and a["reduction"] == "none"
-    results["loss"] = losses if is_result else tokens.reduced(rows.vector(losses))
+    is_result = rows.is_complete and tokens.values is None and a["reduction"] == "none"
+    if is_result:
+        results["loss"] = losses
+    else:
+        results["loss"] = tokens.reduced(tokens.of_targets(tokens.weighted(rows.vector(losses))))
     if a["outputs"]:
         largest, total, of_target = (rows.vector(each) for each in (logits_max, sum_exp_logits, predicted))
         log_sum = xp.log(total)
@@ -254,11 +181,11 @@ def _linear_cross_entropy_backward(queue: Queue, call: Call) -> Results:
     device computes the two terms as two rows. The target of the second row is masked.
     """
     a, xp = call.arguments, queue.xp
-    tokens = Tokens(queue, call)
-    grad, masked, places = tokens.upstream(), xp.zeros_like(tokens.counted), tokens.masked_target
+    tokens = Tokens(queue, call, call.dims["V"])
+    masked, places, lse = xp.zeros_like(tokens.counted), tokens.masked_target, queue.vector(a["lse"])
+    grad = _upstream(queue, tokens)
     if a["grad_log_prob"] is not None:
-        grad = grad - queue.vector(a["grad_log_prob"])
-    grad, lse = tokens.of_targets(grad), queue.vector(a["lse"])
+        grad = tokens.of_targets(grad - queue.vector(a["grad_log_prob"]))
     lse = xp.where(_is_infinite(lse), NAN, lse)  # no probability follows from an infinite one
     if a["grad_lse"] is not None:
         grad = xp.concatenate([grad, tokens.without_ignored(queue.vector(a["grad_lse"]))])
@@ -281,4 +208,5 @@ OPERATORS: dict[str, Callable[[Queue, Call], Results]] = {
     "fused_cross_entropy_loss_with_max_sum": _loss,
     "linear_cross_entropy": _linear_cross_entropy,
     "linear_cross_entropy_backward": _linear_cross_entropy_backward,
+    "cross_entropy": cross_entropy,
 }

@@ -19,6 +19,12 @@ from . import determinism, quirks
 from .array import DeviceArray
 
 
+FLOAT32 = np.dtype(np.float32)
+
+#: The results of a call: arrays of the device, vectors of the queue, or None.
+Results = tuple[Any, ...]
+
+
 class Rows(Protocol):
     """The rows of a call that the device computes.
 
@@ -43,6 +49,9 @@ class Rows(Protocol):
 
         If the operator overwrites the result, it is never the caller's own array.
         """
+
+    def put_from(self, rows: Any, array: DeviceArray) -> DeviceArray:
+        """Return these rows of an operator's result for other rows; rows that are kept without need become 0."""
 
     def put_mask(self, mask: Any, count: int) -> DeviceArray:
         """Return these rows of a mask of ``count`` rows on the device, as bits."""
@@ -114,6 +123,14 @@ class Queue(ABC):
                 executor.close()
             for tensor in tensors:
                 tensor.close()
+
+    @abstractmethod
+    def permuted(self, array: DeviceArray, axes: tuple[int, ...]) -> DeviceArray:
+        """Copy an array within the device, C-contiguous, with its axes in this order."""
+
+    @abstractmethod
+    def reshaped(self, array: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
+        """Return a C-contiguous array in another shape, over the same memory."""
 
     def run(self, executor: _aclnn.Executor) -> None:
         """Run the second stage of an operator."""

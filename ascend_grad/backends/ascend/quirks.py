@@ -37,7 +37,7 @@ import numpy as np
 
 from ... import arrays
 from ..._call import Call
-from ...operators.table import ROWWISE
+from ...operators.table import CROSS_ENTROPY, ROWWISE
 from .array import DeviceArray
 
 
@@ -51,7 +51,8 @@ def computing_dtype(call: Call) -> np.dtype | None:
 
 def is_empty(call: Call) -> bool:
     """Return whether an array of the call has no elements (Q7)."""
-    return 0 in call.arrays[0].shape if call.operator in ROWWISE else 0 in call.dims.values()
+    of_logits = call.operator in (*ROWWISE, CROSS_ENTROPY)
+    return 0 in call.arrays[0].shape if of_logits else 0 in call.dims.values()
 
 
 def shape_for_device(shape: tuple[int, ...]) -> tuple[int, ...]:

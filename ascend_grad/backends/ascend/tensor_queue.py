@@ -37,6 +37,9 @@ class TensorRows:
             tensor = torch.where(present if tensor.dim() == 1 else present[:, None], tensor, otherwise)
         return self._queue.put(tensor)
 
+    def put_from(self, rows: TensorRows, array: DeviceArray) -> DeviceArray:
+        return self.put(array, 0)
+
     def put_mask(self, mask: Any, count: int) -> DeviceArray:
         return self._queue.mask_bits(mask, count)
 
@@ -102,6 +105,12 @@ class TensorQueue(Queue):
             return array
         tensor = self.tensor(array)
         return array_of(tensor if dtype is None else tensor.to(torch_dtype(dtype)))
+
+    def permuted(self, array: DeviceArray, axes: tuple[int, ...]) -> TensorArray:
+        return array_of(tensor_of(array).permute(axes).contiguous())
+
+    def reshaped(self, array: DeviceArray, shape: tuple[int, ...]) -> TensorArray:
+        return array_of(tensor_of(array).reshape(shape))
 
     def from_host(self, array: NDArray, out: TensorArray | None = None) -> TensorArray:
         """Copy an array of the host to the device, or into ``out``.

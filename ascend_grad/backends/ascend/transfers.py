@@ -134,6 +134,14 @@ class Transfers(Queue):
             )
         return result
 
+    def permuted(self, array: DeviceArray, axes: tuple[int, ...]) -> DeviceArray:
+        result = self.empty(tuple(array.shape[axis] for axis in axes), array.dtype)
+        self.launch("inplace_copy", result, array.transposed(axes))
+        return result
+
+    def reshaped(self, array: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
+        return self.contiguous(array).reshaped(shape)
+
     def gathered(self, array: DeviceArray, rows: NDArray) -> DeviceArray:
         """Copy these rows (ascending) of an array on the device next to one another."""
         result = self.empty((rows.size, *array.shape[1:]), array.dtype)

@@ -57,6 +57,9 @@ class WorkspaceCounter(Session):
         shape = array.shape if rows is None else (rows.size, *array.shape[1:])
         return self.empty(shape, arrays.native(array.dtype) if dtype is None else dtype)
 
+    def reshaped(self, array: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
+        return self.empty(shape, array.dtype)
+
     def copied(self, array: DeviceArray) -> DeviceArray:
         return self.empty(array.shape, array.dtype)
 

@@ -36,7 +36,11 @@
                                                            const int64_t *storage_dims, uint64_t storage_rank, \
                                                            void *data)) \
     X(1, aclDestroyTensor,              ag_acl_error,     (const ag_acl_tensor *tensor)) \
-    X(0, aclDestroyAclOpExecutor,       ag_acl_error,     (ag_acl_executor *executor))
+    X(0, aclDestroyAclOpExecutor,       ag_acl_error,     (ag_acl_executor *executor)) \
+    X(0, aclCreateScalar,               ag_acl_scalar *,  (void *value, int dtype)) \
+    X(0, aclDestroyScalar,              ag_acl_error,     (const ag_acl_scalar *scalar)) \
+    X(0, aclCreateIntArray,             ag_acl_integers *, (const int64_t *values, uint64_t count)) \
+    X(0, aclDestroyIntArray,            ag_acl_error,     (const ag_acl_integers *integers))
 /* clang-format on */
 
 typedef struct {

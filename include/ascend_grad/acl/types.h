@@ -16,6 +16,8 @@ typedef void *ag_acl_stream;     /* aclrtStream */
 typedef void *ag_acl_context;    /* aclrtContext */
 typedef struct ag_acl_tensor ag_acl_tensor;     /* aclTensor */
 typedef struct ag_acl_executor ag_acl_executor; /* aclOpExecutor */
+typedef struct ag_acl_scalar ag_acl_scalar;     /* aclScalar */
+typedef struct ag_acl_integers ag_acl_integers; /* aclIntArray */
 
 enum { AG_ACL_SUCCESS = 0 }; /* the other codes are in `errors.STATUS_NAMES` */
 

@@ -47,6 +47,9 @@ static const struct {
     {"aclnnFusedLinearCrossEntropyLossGrad", "910B 910_93"},
     {"aclnnFusedLinearOnlineMaxSum", "910B 910_93"},
     {"aclnnFusedCrossEntropyLossWithMaxSum", "910B 910_93 950"},
+    {"aclnnCrossEntropyLoss", "910B 910_93 950"},
+    {"aclnnCrossEntropyLossGrad", "910B 910_93 950"},
+    {"aclnnSoftmaxCrossEntropyWithLogits", "910 910B 910_93 310P 950"},
 };
 
 int si_find_kernel(const char *operator)

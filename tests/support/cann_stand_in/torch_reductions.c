@@ -106,6 +106,39 @@ REDUCTION(Max, (const void *self, void *out), NULL, largest_of, NAN, false)
 REDUCTION(Min, (const void *self, void *out), NULL, least_of, NAN, false)
 #pragma GCC diagnostic pop
 
+/* The logarithm of the sum of the exponentials: first the largest elements, then the sums. */
+static void log_sum_exp(struct operation *op, char *workspace)
+{
+    (void)workspace;
+    const struct tensor *self = &op->t[0], *out = &op->t[1];
+    int64_t count = si_numel(self), results = si_numel(out);
+    number *largest = si_allocate((uint64_t)results, sizeof *largest), *sums = si_allocate((uint64_t)results, sizeof *sums);
+    for (int64_t i = 0; i < results; i++)
+        largest[i] = -INFINITY;
+    for (int64_t i = 0; i < count; i++) {
+        number x = si_number(si_element(self, self, i), self->dtype), *value = &largest[target_of(op, i)];
+        *value = isnan(x) || x > *value ? x : *value;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        int64_t target = target_of(op, i);
+        sums[target] += isinf(largest[target]) ? 0 : expl(si_number(si_element(self, self, i), self->dtype) - largest[target]);
+    }
+    for (int64_t i = 0; i < results; i++)
+        si_put(si_element(out, out, i), out->dtype, isinf(largest[i]) ? largest[i] : largest[i] + logl(sums[i]));
+    free(largest);
+    free(sums);
+}
+
+PHASE_1(LogSumExp, (const void *self, const void *dims, bool keep, void *out))
+{
+    (void)keep;
+    struct operation op = {.name = "aclnnLogSumExp", .kernel = log_sum_exp};
+    int code = si_prepare_plain(&op, "aclnnLogSumExpGetWorkspaceSize", (const void *const[]){self, out}, 2, 1, NULL, 0);
+    if (code == OK && (code = set_axes(&op, dims)) == OK)
+        code = check_sizes(&op);
+    return si_finish_plain(&op, code, workspace_size, executor);
+}
+
 /* --- along one dimension: the extreme one and its place, and sums so far ------------------------------------------ */
 
 struct line {
