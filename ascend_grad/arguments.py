@@ -87,6 +87,11 @@ def advice_on_module(value: object) -> str:
     return " (pass layer.weight)" if isinstance(value, layers) else ""
 
 
+def advice_on_gradient(number: object, name: str) -> str:
+    """Return what to pass instead of a number that requires grad, as autograd would not record its conversion."""
+    return f" ({name}.detach() is one)" if getattr(number, "requires_grad", False) else ""
+
+
 def check_class(kind: type, name: str, operator: str | None) -> None:
     """Refuse classes of arrays that have more than elements, as conversion would drop the rest."""
     if arrays.has_own_arithmetic(kind):
@@ -158,20 +163,23 @@ def real_number(value: object, name: str, operator: str, expected: str = "a real
         return value
     if type(value) is int and abs(value) < 2**1023:  # larger ones may overflow, which is told below
         return float(value)
+    advice = ""
     try:
         scalar = value[()] if isinstance(value, np.ndarray) else value
         is_number = (
             _is_one_number(value)
             and _is_one_number(scalar)  # an element of an array of objects, or text
-            and not getattr(scalar, "requires_grad", False)  # autograd would not record the conversion
             and (hasattr(type(scalar), "__float__") or hasattr(type(scalar), "__index__"))
         )
+        if is_number:
+            advice = advice_on_gradient(scalar, name)
+            is_number = not advice
     except MemoryError:
         raise
     except Exception as error:  # an object's own attributes may raise anything
         raise ParamTypeError(f"{name}: expected {expected}, got {shown(value)}: {error}", operator=operator) from error
     if not is_number:
-        raise ParamTypeError(f"{name}: expected {expected}, got {shown(value)}", operator=operator)
+        raise ParamTypeError(f"{name}: expected {expected}, got {shown(value)}{advice}", operator=operator)
     try:
         refuse_lazy(scalar)
         return float(scalar)  # type: ignore[arg-type]
