@@ -6,6 +6,8 @@ import operator as _operator
 import os
 import reprlib
 import sys
+import warnings
+from types import FrameType
 
 import numpy as np
 
@@ -47,6 +49,15 @@ def shown(value: object) -> str:
     except ValueError:  # an int with more digits than Python converts
         text = "of many digits"
     return text if value is None or (type(value) is int and abs(value) < 2**64) else f"{type(value).__name__} {text}"
+
+
+def warn(message: str) -> None:
+    """Warn the caller of the package: at the innermost frame that runs none of its modules."""
+    frame: FrameType | None = sys._getframe()
+    level = 1
+    while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] == __package__:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def refuse_lazy(value: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -320,6 +321,8 @@ def _advice(name: str, target: torch.Tensor, shape: tuple[int, ...], classes: in
     rows = shape[:-1] if is_floating else shape
     if got == (*rows, 1):
         return f" (class ids: {name}.squeeze(-1){'.long()' if is_floating else ''})"
+    if not is_floating and target.numel() == prod(shape):
+        return f" ({name}.reshape({shape}) has this shape)"
     if got == (rows if is_floating else (*rows, classes)):
         return f" ({name}.long() makes classes of it)" if is_floating else f" (if one-hot, {name}.argmax(-1))"
     return ""
