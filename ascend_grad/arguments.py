@@ -6,6 +6,8 @@ import operator as _operator
 import os
 import reprlib
 import sys
+import warnings
+from types import FrameType
 
 import numpy as np
 
@@ -49,6 +51,15 @@ def shown(value: object) -> str:
     return text if value is None or (type(value) is int and abs(value) < 2**64) else f"{type(value).__name__} {text}"
 
 
+def warn(message: str) -> None:
+    """Warn the caller of the package: at the innermost frame that runs none of its modules."""
+    frame: FrameType | None = sys._getframe()
+    level = 1
+    while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] == __package__:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, UserWarning, stacklevel=level)
+
+
 def refuse_lazy(value: object) -> None:
     """Raise for arrays that dask would compute completely as soon as an element is read."""
     if hasattr(type(value), "__dask_graph__") and value.__dask_graph__() is not None:  # type: ignore[attr-defined]
@@ -85,6 +96,11 @@ def advice_on_module(value: object) -> str:
     """Return what to pass instead of a layer of torch, or nothing if the value is no such layer."""
     layers = getattr(sys.modules.get("torch.nn"), "Linear", ())
     return " (pass layer.weight)" if isinstance(value, layers) else ""
+
+
+def advice_on_gradient(number: object, name: str) -> str:
+    """Return what to pass instead of a number that requires grad, as autograd would not record its conversion."""
+    return f" ({name}.detach() is one)" if getattr(number, "requires_grad", False) else ""
 
 
 def check_class(kind: type, name: str, operator: str | None) -> None:
@@ -158,20 +174,23 @@ def real_number(value: object, name: str, operator: str, expected: str = "a real
         return value
     if type(value) is int and abs(value) < 2**1023:  # larger ones may overflow, which is told below
         return float(value)
+    advice = ""
     try:
         scalar = value[()] if isinstance(value, np.ndarray) else value
         is_number = (
             _is_one_number(value)
             and _is_one_number(scalar)  # an element of an array of objects, or text
-            and not getattr(scalar, "requires_grad", False)  # autograd would not record the conversion
             and (hasattr(type(scalar), "__float__") or hasattr(type(scalar), "__index__"))
         )
+        if is_number:
+            advice = advice_on_gradient(scalar, name)
+            is_number = not advice
     except MemoryError:
         raise
     except Exception as error:  # an object's own attributes may raise anything
         raise ParamTypeError(f"{name}: expected {expected}, got {shown(value)}: {error}", operator=operator) from error
     if not is_number:
-        raise ParamTypeError(f"{name}: expected {expected}, got {shown(value)}", operator=operator)
+        raise ParamTypeError(f"{name}: expected {expected}, got {shown(value)}{advice}", operator=operator)
     try:
         refuse_lazy(scalar)
         return float(scalar)  # type: ignore[arg-type]

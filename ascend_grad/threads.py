@@ -36,8 +36,8 @@ def get_num_threads() -> int:
     """Return the number of threads that a large CPU call uses now.
 
     It is set by `set_num_threads`, otherwise by ``ASCEND_GRAD_NUM_THREADS``. Otherwise it is OpenMP's own number
-    (``OMP_NUM_THREADS``, threadpoolctl), but at most the number of cores that the calling thread's team may use. It is
-    1 while the system refuses to create threads.
+    (``OMP_NUM_THREADS``, threadpoolctl), but at most the number of cores that the calling thread's team may use.
+    ``OMP_THREAD_LIMIT`` limits all of these. The number is 1 while the system refuses to create threads.
 
     Returns
     -------

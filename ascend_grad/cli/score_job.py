@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 import ascend_grad as ag
 
 from .._call import ResultSpec
+from .._target_checks import looks_one_hot
 from .._version import __version__
 from ..inspection import bound_call
 from .errors import CommandError, naming_inputs
@@ -182,12 +183,16 @@ class Scorer:
                 raise CommandError(f"{self._job.weight}: expected at least one row")
             return np.broadcast_to(np.int64(0), shape)
         ids = self.targets.array
-        classes = len(self.weight.array)
-        may_be_one_hot = ids.size and ids.shape[1:] == (classes,) and classes > 2
-        if may_be_one_hot and np.isin(ids, (0, 1)).all() and (ids.sum(-1) == 1).all():
+        classes = self.weight.array.shape[:1]
+        if ids.dtype.kind not in "iu":
+            may_be_dense = ids.shape == shape + classes
+            advice = f"{'argmax(-1)' if may_be_dense else 'astype(numpy.int64)'} makes ids of it"
+            got = f"{ids.dtype} of shape {ids.shape} ({advice})"
+            raise CommandError(f"{self._job.targets}: expected ids of an integer dtype, got {got}")
+        if ids.ndim == 2 and classes and looks_one_hot(ids, classes[0]):
             one_hot = f"{ids.shape} looks one-hot (all ids are 0 or 1, as many as classes)"
             raise CommandError(f"{self._job.targets}: {one_hot}; argmax(-1) makes ids of it")
-        if ids.dtype.kind not in "iu" or ids.dtype.itemsize == 8:
+        if ids.dtype.itemsize == 8:
             return ids
         return ids.astype(np.promote_types(ids.dtype, np.int32), copy=False)
 

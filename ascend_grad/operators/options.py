@@ -9,6 +9,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 #: Minimum of the argument `workspace_bytes`.
 MIN_WORKSPACE_BYTES = 4 << 20
 #: Largest number of log-probabilities that `linear_top_k` returns for each row.
@@ -240,6 +242,8 @@ def statistics_for_backward(outputs: Collection[str]) -> tuple[str, ...]:
 
 def is_zero(probabilities: object) -> bool:
     """Return whether probabilities of targets are given as the number 0, which stands for an array of zeros."""
+    if isinstance(probabilities, np.generic) or (type(probabilities) is np.ndarray and probabilities.ndim == 0):
+        probabilities = probabilities.tolist()  # Python's own number
     return type(probabilities) in (int, float) and probabilities == 0
 
 

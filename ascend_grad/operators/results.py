@@ -25,8 +25,38 @@ else:  # for `typing.get_type_hints`
 
 #: The class of the arrays, of NumPy or of another library.
 Array = TypeVar("Array")
+#: A class of named tuples.
+_Tuple = TypeVar("_Tuple", bound=tuple)
 
 
+def _refused(result: Any, *_: object) -> NoReturn:
+    """Refuse arithmetic: tuples would be repeated by ``2 * result``."""
+    advice = "its field .loss is the loss" if hasattr(result, "loss") else "its fields are arrays"
+    fields = ", ".join(result._fields)
+    raise TypeError(f"a {type(result).__name__} is a named tuple ({fields}), not a number; {advice}")
+
+
+def _added(result: Any, other: object) -> tuple:
+    """Return the concatenation with another tuple, as tuples do, and refuse everything else."""
+    return tuple(result) + other if isinstance(other, tuple) else _refused(result)
+
+
+_ARITHMETIC = (
+    *("__mul__", "__rmul__", "__radd__", "__sub__", "__rsub__", "__truediv__", "__rtruediv__", "__neg__"),
+    *("__iadd__", "__imul__", "__isub__", "__itruediv__", "__pow__", "__matmul__"),
+)
+#: Without `__array_ufunc__`, NumPy's numbers would compute with the tuple as an array.
+_METHODS = {"__add__": _added, "__array_ufunc__": None, **dict.fromkeys(_ARITHMETIC, _refused)}
+
+
+def _without_arithmetic(cls: type[_Tuple]) -> type[_Tuple]:
+    """Make a class of named tuples refuse arithmetic. Its one base remains tuple."""
+    for name, method in _METHODS.items():
+        setattr(cls, name, method)
+    return cls
+
+
+@_without_arithmetic
 class OnlineMaxSum(NamedTuple):
     """Statistics of the logits of one vocabulary shard; see `ascend_grad.fused_linear_online_max_sum`.
 
@@ -47,6 +77,7 @@ class OnlineMaxSum(NamedTuple):
     vocab_parallel_logits: NDArray | Any
 
 
+@_without_arithmetic
 class LinearTopK(NamedTuple, Generic[Array]):
     """The largest log-probabilities of each row, from the largest down; see `ascend_grad.linear_top_k`."""
 
@@ -56,6 +87,7 @@ class LinearTopK(NamedTuple, Generic[Array]):
     index: Array  # type: ignore[assignment]  # hides the method of tuples
 
 
+@_without_arithmetic
 class LinearCrossEntropyGradients(NamedTuple):
     """Gradients of `ascend_grad.linear_cross_entropy_backward`. A gradient that is not requested is None."""
 
@@ -118,10 +150,9 @@ def class_of(names: tuple[str, ...]) -> type:
             elif name not in names:
                 setattr(cls, name, None)
         cls.__doc__ = LossResult.__doc__
-        for name, method in _METHODS.items():
-            setattr(cls, name, method)
+        cls.__reduce__ = _reduced
         # `torch.vmap` accepts only named tuples whose one base is tuple.
-        _CLASSES[names] = LossResult.register(cls)
+        _CLASSES[names] = LossResult.register(_without_arithmetic(cls))
     return cls
 
 
@@ -133,24 +164,3 @@ def loss_result(names: tuple[str, ...], values: Iterable[Any]) -> Any:
 def _reduced(result: Any) -> tuple:
     """Return how a result is pickled, as its class has no name in this module."""
     return loss_result, (result._fields, tuple(result))
-
-
-def _refused(result: Any, *_: object) -> NoReturn:
-    """Refuse arithmetic: tuples would be repeated by ``2 * result``."""
-    fields = ", ".join(result._fields)
-    raise TypeError(f"a LossResult is a named tuple ({fields}), not a number; its field .loss is the loss")
-
-
-_ARITHMETIC = (
-    *("__mul__", "__rmul__", "__radd__", "__sub__", "__rsub__", "__truediv__", "__rtruediv__", "__neg__"),
-    *("__iadd__", "__imul__", "__isub__", "__itruediv__", "__pow__", "__matmul__"),
-)
-
-
-def _added(result: Any, other: object) -> tuple:
-    """Return the concatenation with another tuple, as tuples do, and refuse everything else."""
-    return tuple(result) + other if isinstance(other, tuple) else _refused(result)
-
-
-#: Without `__array_ufunc__`, NumPy's numbers would compute with the tuple as an array.
-_METHODS = {"__reduce__": _reduced, "__add__": _added, "__array_ufunc__": None, **dict.fromkeys(_ARITHMETIC, _refused)}

@@ -7,7 +7,6 @@ gradients are summed over the ranks.
 
 from __future__ import annotations
 
-import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -22,7 +21,7 @@ from .._call import Call
 from .._dispatch import requested
 from .._linear_python import default_workspace_bytes
 from .._loss_arguments import weight_sums
-from ..arguments import MAX_INDEX, integer, shown, thread_count
+from ..arguments import MAX_INDEX, integer, shown, thread_count, warn
 from ..backends.ascend import limits
 from ..backends.loss_reference import square_scale
 from ..errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
@@ -526,7 +525,7 @@ def placed(records: list[dict[str, Any]], rank: int, vocab_size: int | None, ope
         samples = {record["sample"] for record in records}
         if vocab_size is None and len(records) > 1 and len(set(rows)) == len(samples) == 1 and None not in samples:
             message = f"{operator}: the weights of all ranks look the same; if this is the whole weight, {_PASS_PART}"
-            warnings.warn(message, UserWarning, stacklevel=5)
+            warn(message)
         starts = [sum(rows[:rank]) for rank in range(len(rows))]
     for each, start in enumerate(starts):
         if start is None:

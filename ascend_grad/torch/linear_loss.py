@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -152,10 +153,7 @@ def unrounded_loss(
     numbers = {**options, "filter_eps": filter_eps}
     options, traced = checked(shard, partial(converted, names.operator, numbers))
 
-    given = input.dtype, linear_weight.dtype
-    if torch.is_autocast_enabled(autocast_device(input)):
-        input, linear_weight = _lower_precision(input), _lower_precision(linear_weight)
-    checked(shard, partial(_check_dtypes, names, input, linear_weight, given))
+    input, linear_weight = checked(shard, partial(layer_as_computed, names, input, linear_weight))
     shape = input.shape[:-1]
     rows, classes, options = _as_batch(input, loss_operators.class_ids(target), options)
     outputs = options["outputs"]
@@ -269,14 +267,18 @@ def _as_batch(
 _OF_ROWS = [name for name in _LOSS.arrays if OPTIONS[name].kind != PER_CLASS]
 
 
-def _check_dtypes(
-    names: Names, input: torch.Tensor, linear_weight: torch.Tensor, given: tuple[torch.dtype, torch.dtype]
-) -> None:
-    """Check that both dtypes are equal. `given` has the dtypes before autocast, for the message."""
+def layer_as_computed(
+    names: Names, input: torch.Tensor, linear_weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a layer's input and weight in autocast's dtype if it is enabled. Check that their dtypes are equal."""
+    given = input.dtype, linear_weight.dtype
+    if torch.is_autocast_enabled(autocast_device(input)):
+        input, linear_weight = _lower_precision(input), _lower_precision(linear_weight)
     if linear_weight.dtype != input.dtype:
         message = f"{names.weight}: expected {given[0]}, as {names.input} is, got {given[1]}"
         message += f" ({names.weight}.to({names.input}.dtype) converts it)"
         raise ParamTypeError(message, operator=names.operator)
+    return input, linear_weight
 
 
 def _check_shapes(
@@ -319,6 +321,8 @@ def _advice(name: str, target: torch.Tensor, shape: tuple[int, ...], classes: in
     rows = shape[:-1] if is_floating else shape
     if got == (*rows, 1):
         return f" (class ids: {name}.squeeze(-1){'.long()' if is_floating else ''})"
+    if not is_floating and target.numel() == prod(shape):
+        return f" ({name}.reshape({shape}) has this shape)"
     if got == (rows if is_floating else (*rows, classes)):
         return f" ({name}.long() makes classes of it)" if is_floating else f" (if one-hot, {name}.argmax(-1))"
     return ""

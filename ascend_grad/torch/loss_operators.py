@@ -219,11 +219,11 @@ def class_ids(target: torch.Tensor) -> torch.Tensor:
     return converted
 
 
-def refuse_gradients(operator: str, options: Mapping[str, torch.Tensor]) -> None:
-    """Refuse options that require grad, which the loss has no gradient for."""
+def refuse_gradients(operator: str, options: Mapping[str, torch.Tensor], results_have: str = "the loss has") -> None:
+    """Refuse options that require grad, which the results have no gradient for."""
     for name, tensor in options.items():
         if tensor.requires_grad and torch.is_grad_enabled():
-            message = "the loss has no gradient for it, got a tensor that requires grad (tensor.detach() does not)"
+            message = f"{results_have} no gradient for it, got a tensor that requires grad (tensor.detach() does not)"
             raise NotImplementedError(f"{operator}: {name}: {message}")
 
 

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 import ascend_grad as ag
 
-from ..arguments import real_number, shown
+from ..arguments import advice_on_gradient, real_number, shown
 from ..errors import ParamInvalidError, ParamTypeError
 from .tensors import are_plain, are_readable, check_tensors, detached
 
@@ -102,8 +102,10 @@ def traced_number(value: Any, name: str, operator: str) -> torch.Tensor:
     """Return a number as a tensor of float64 without dimensions. torch compiles a graph for each value of a number."""
     if isinstance(value, torch.Tensor):
         check_tensors(operator, **{name: value})
-        if value.dim() or value.dtype in (torch.bool, torch.complex64, torch.complex128) or value.requires_grad:
-            raise ParamTypeError(f"{name}: expected a real number, got {shown(value)}", operator=operator)
+        is_number = not value.dim() and value.dtype not in (torch.bool, torch.complex64, torch.complex128)
+        if not is_number or value.requires_grad:
+            advice = advice_on_gradient(value, name) if is_number else ""
+            raise ParamTypeError(f"{name}: expected a real number, got {shown(value)}{advice}", operator=operator)
         return value.to("cpu", torch.float64)
     if type(value) not in (int, float, torch.SymFloat, torch.SymInt):
         value = real_number(value, name, operator)

@@ -113,6 +113,13 @@ def refuse_jit_trace(operator: str) -> None:
         raise NotImplementedError(f"{operator}: {message}")
 
 
+def refuse_forward_mode(operator: str, **tensors: torch.Tensor) -> None:
+    """Refuse forward-mode derivatives, which torch would take as 0 for results that no function of autograd returns."""
+    for name, tensor in tensors.items():
+        if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError(f"{operator}: {name}: forward-mode derivatives are not supported")
+
+
 def refuse_other_class(operator: str, name: str, value: object, expected: str = "torch.Tensor") -> NoReturn:
     """Refuse an argument that is no tensor."""
     advice = advice_on_module(value)

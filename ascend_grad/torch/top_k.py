@@ -15,13 +15,22 @@ from ..operators.results import LinearTopK
 from ..operators.signatures import documented
 from ..operators.table import LINEAR_TOP_K
 from .linear import linear_cross_entropy
-from .loss_operators import numbers_of, with_numbers
+from .linear_loss import Names, layer_as_computed
+from .loss_operators import numbers_of, refuse_gradients, with_numbers
 from .operators import accumulator, linear_flops, one_after_another, register, register_flops
-from .tensors import TENSORS, check_floating, check_tensors, detached, optional, threads_of
+from .tensors import (
+    TENSORS,
+    check_floating,
+    check_tensors,
+    detached,
+    optional,
+    refuse_forward_mode,
+    threads_of,
+)
 
 _NAME = LINEAR_TOP_K.name
 _NUMBERS = ("temperature", "logit_scale", "softcap")
-_NAMES = {"weight": "linear_weight", "bias": "linear_bias"}
+_NAMES = Names(operator=_NAME)
 
 
 def _compute(
@@ -77,7 +86,8 @@ def linear_top_k(
     """Compute the k largest log-probabilities of a linear layer for each row, without storing all logits.
 
     The log-probabilities have a gradient. If a tensor requires it, they are computed a second time, by
-    `linear_cross_entropy` with the indices as targets.
+    `linear_cross_entropy` with the indices as targets. Under autocast, `input` and `linear_weight` are converted to
+    its dtype, as in the losses.
 
     Parameters
     ----------
@@ -85,6 +95,12 @@ def linear_top_k(
         The layer's weight, of the dtype of `input`, with at least one row.
     linear_bias : torch.Tensor, shape (V,), optional
         The layer's bias.
+
+    Raises
+    ------
+    NotImplementedError
+        `temperature` requires grad, which the log-probabilities have no gradient for; or a tensor has a tangent of
+        forward-mode differentiation.
 
     Examples
     --------
@@ -101,8 +117,12 @@ def linear_top_k(
     if linear_bias is not None:
         tensors["linear_bias"] = linear_bias
     of_rows = temperature if isinstance(temperature, torch.Tensor) else None
-    check_tensors(_NAME, **tensors, **({} if of_rows is None else {"temperature": of_rows}))
+    further = {} if of_rows is None else {"temperature": of_rows}
+    check_tensors(_NAME, **tensors, **further)
     check_floating(_NAME, input=input, linear_weight=linear_weight)
+    refuse_gradients(_NAME, further, "the log-probabilities have")
+    refuse_forward_mode(_NAME, **tensors, **further)
+    input, linear_weight = layer_as_computed(_NAMES, input, linear_weight)
     k = k if type(k) in (int, torch.SymInt) else integer(k, "k", _NAME)
     threads = threads_of(num_threads, _NAME)
     options = {"temperature": temperature if of_rows is None else 1.0, "logit_scale": logit_scale, "softcap": softcap}
@@ -113,7 +133,7 @@ def linear_top_k(
                 input, linear_weight, linear_bias, of_rows, traced, k, *map(numbers.__getitem__, _NUMBERS), threads
             )
         except AscendGradError as error:
-            rename(error, _NAME, _NAMES)
+            rename(error, _NAME, _NAMES._asdict())
             raise
     log_prob, index = found
     if torch.is_grad_enabled() and any(each.requires_grad for each in tensors.values()):

@@ -239,6 +239,7 @@ static int ag_usable_cores(void)
 #else
 
 #define omp_get_max_threads() 1
+#define omp_get_thread_limit() 1
 #define omp_get_num_threads() 1
 #define omp_in_parallel() 0
 #define ag_openmp_init()

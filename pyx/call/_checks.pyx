@@ -340,6 +340,8 @@ cdef class Shape(Check):
     cdef str advice(self, Call call, cnp.ndarray array):
         """Return what to do about a wrong shape, if its likely cause is known."""
         cdef tuple shape = shape_of(array), sizes = tuple([call.sizes[<int>each] for each in self.dims])
+        if len(sizes) == 1 and cnp.PyArray_SIZE(array) == sizes[0]:
+            return f" ({self.names[0]}.reshape(-1) has one dimension)"
         if len(sizes) != 2:
             return ""
         if len(shape) == 2 and all([known < 0 or known == got for known, got in zip(sizes, reversed(shape))]):

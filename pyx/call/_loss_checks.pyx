@@ -1,7 +1,5 @@
 """Checks of the linear operators and of options of losses, compiled as they are part of every call (see `_checks`)."""
 
-import warnings
-
 import numpy as np
 
 cimport numpy as cnp
@@ -12,7 +10,7 @@ from ascend_grad._checks cimport Floating, Number, Shape, integer_between, rows_
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_dtype
 from ascend_grad._linear_schedule cimport least_workspace_of_sizes
-from ascend_grad._target_checks cimport is_dense
+from ascend_grad._target_checks cimport advice_on_one_hot, is_dense
 
 from . import arguments
 from ._dtypes import FLOATING_DTYPES
@@ -98,7 +96,7 @@ cdef class MaskHasRows(Check):
         elif cnp.PyArray_DIM(array, 0) == rows and rows > 1:
             advice = f"for an entry for each row, pass {self.names[0]}.astype(bool)"
             message = f"{call.operator.name}: {self.names[0]}: uint8 is read as packed bits, eight rows to a byte; {advice}"
-            warnings.warn(message, UserWarning, stacklevel=2)
+            arguments.warn(message)
         return 0
 
 
@@ -402,6 +400,21 @@ cdef class LeadingDimensions(Check):
             return 0
         if len(shape) != len(leading) + further or shape[:len(leading)] != leading:
             expected = f"({', '.join([*map(str, leading), *['K'] * further])}{',' if len(leading) + further == 1 else ''})"
-            call.fail(self.names[i], f"shape {expected}, that of {self.names[0]} without its last dimension", shape)
+            advice = self.advice(call, self.names[i], shape, leading, rows, further)
+            call.fail(
+                self.names[i], f"shape {expected}, that of {self.names[0]} without its last dimension", f"{shape}{advice}"
+            )
         call.values[self.slots[i]] = array.reshape((rows, *shape[len(leading):]))
         return 0
+
+    cdef str advice(self, Call call, str name, tuple shape, tuple leading, Py_ssize_t rows, int further):
+        """Return what to do about an array of rows of another shape than this one, if the likely cause is known."""
+        cdef cnp.ndarray weight = call.array(call.operator.array_slots[1])
+        cdef Py_ssize_t count = 1, length
+        cdef tuple last = shape[len(shape) - further:]
+        for length in shape[:len(shape) - further]:
+            count *= length
+        if count == rows and len(last) == further:
+            return f" ({name}.reshape({leading + last}) has this shape)"
+        is_one_hot = not further and name.startswith("target") and shape == (*leading, *shape_of(weight)[:1])
+        return f" ({advice_on_one_hot(name)})" if is_one_hot else ""

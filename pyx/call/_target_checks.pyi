@@ -1,4 +1,10 @@
+from typing import Any
+
+from numpy.typing import NDArray
+
 from ._call import Check
+
+def looks_one_hot(ids: NDArray[Any], classes: int) -> bool: ...
 
 class Targets(Check):
     def __init__(self, target: str, target_prob: str, rows: str) -> None: ...

@@ -30,6 +30,19 @@ cdef bint is_dense(Call call) except -1:
     return dtype_of(call.array(call.operator.array_slots[1 if call.operator.family == LOSSES else 2])) >= 0
 
 
+def looks_one_hot(cnp.ndarray ids, Py_ssize_t classes):
+    """Return whether integers look like one-hot rows: as many as classes, more than two, one of them 1 and the others 0."""
+    cdef int rank = cnp.PyArray_NDIM(ids)
+    if classes < 3 or not rank or cnp.PyArray_DIM(ids, rank - 1) != classes or not cnp.PyArray_SIZE(ids):
+        return False
+    return bool(ids.min() == 0 and ids.max() == 1 and (ids.sum(-1) == 1).all())
+
+
+cdef str advice_on_one_hot(str name):
+    """Return what to do about targets with as many entries for each row as classes."""
+    return f"if rows are one-hot, {name}.argmax(-1) gives the classes"
+
+
 cdef class Targets(Check):
     """Check that the target of each row is given, or K of them with probabilities of the same shape, of a floating dtype.
 
@@ -80,7 +93,7 @@ cdef class Targets(Check):
         if last == 1:
             call.fail(name, f"shape {rows}", f"{shape} ({name}.squeeze(-1) has this shape)")
         if last == vocabulary_of(call):
-            call.fail(name, f"shape {rows}", f"{shape} (if rows are one-hot, {name}.argmax(-1) gives the classes)")
+            call.fail(name, f"shape {rows}", f"{shape} ({advice_on_one_hot(name)})")
         call.fail(name, f"shape {rows}, or target_prob with {last} probabilities for each row", shape)
 
 
@@ -170,8 +183,8 @@ cdef class Classes(Check):
         cdef cnp.dtype dtype = array.dtype
         cdef bint is_here = cnp.PyArray_CheckExact(call.values[self.slots[0]])
         cdef bint has_prob = self.allows_dense and call.values[<int>call.operator.slots["target_prob"]] is not None
-        if dtype_of(array) >= 0 and self.allows_dense and not has_prob and self.has_logits_shape(call, array):
-            return 0
+        if dtype_of(array) >= 0 and self.allows_dense and not has_prob:
+            return self.check_dense(call, array)
         if dtype.kind not in "iu" or not is_here:
             advice = f" ({self.advice(call, array)})" if is_here and (dtype.kind in "fbOUT" or dtype_of(array) >= 0) else ""
             expected = "an integer dtype" if is_here else "dtype int32 or int64"
@@ -187,34 +200,42 @@ cdef class Classes(Check):
         call.values[self.slots[0]] = array.astype(np.int64)
         return 0
 
-    cdef bint has_logits_shape(self, Call call, cnp.ndarray target) except -1:
-        """Return whether targets have the shape of the logits. Refuse them if they have the number of its dimensions."""
+    cdef int check_dense(self, Call call, cnp.ndarray target) except -1:
+        """Check that floating targets have the shape of the logits."""
         cdef cnp.ndarray first = call.array(call.operator.array_slots[0]), weight
         cdef tuple shape = shape_of(first)
         if call.operator.family != LOSSES and shape:
             weight = call.array(call.operator.array_slots[1])
             if cnp.PyArray_NDIM(weight) != 2:
-                return True  # a later check refuses the weight
+                return 0  # a later check refuses the weight
             shape = shape[:len(shape) - 1] + (cnp.PyArray_DIM(weight, 0),)
         if shape_of(target) == shape:
-            return True
-        if cnp.PyArray_NDIM(target) == cnp.PyArray_NDIM(first):
-            expected = f"shape {shape}, as floating targets are probabilities of all classes"
-            advice = ""
+            return 0
+        cdef int rank = cnp.PyArray_NDIM(target)
+        expected = f"shape {shape}, as floating targets are probabilities of all classes"
+        advice = ""
+        if rank == cnp.PyArray_NDIM(first):
             if shape_of(target) == shape[:len(shape) - 1] + (1,):
                 method = "long()" if is_tensor(call, self.slots[0]) else "astype(int)"
                 advice = f" (class ids: {self.names[0]}.squeeze(-1).{method})"
             call.fail(self.names[0], expected, f"{shape_of(target)}{advice}")
-        return False
+        if rank + 1 == cnp.PyArray_NDIM(first) or self.is_swapped(call, target):
+            advice = f" ({self.advice(call, target)})"
+        got = f"{target.dtype} of shape {shape_of(target)}{advice}"
+        return call.fail(self.names[0], f"an integer dtype, or {expected}", got, ParamTypeError)
+
+    cdef bint is_swapped(self, Call call, cnp.ndarray target) except -1:
+        """Return whether targets may be the logits, and the logits the targets."""
+        cdef cnp.ndarray first = call.array(call.operator.array_slots[0])
+        return call.operator.family == LOSSES and target.ndim == first.ndim + 1 and shape_of(target)[:-1] == shape_of(first)
 
     cdef str advice(self, Call call, cnp.ndarray array):
         """Return how targets that are no integers become classes."""
-        cdef cnp.ndarray first = call.array(call.operator.array_slots[0])
         name = self.names[0]
         if array.dtype.kind in "UT" or (array.dtype == object and array.size and isinstance(array.flat[0], str)):
             return f"numpy.unique({name}, return_inverse=True)[1] numbers them"
         if dtype_of(array) >= 0:
-            if call.operator.family == LOSSES and array.ndim == first.ndim + 1 and shape_of(array)[:-1] == shape_of(first):
+            if self.is_swapped(call, array):
                 return f"are {call.operator.array_names[0]} and {name} swapped?"
             if (array != array).any():
                 filled = f"{name}.nan_to_num(" if is_tensor(call, self.slots[0]) else f"numpy.nan_to_num({name}, nan="
@@ -308,17 +329,10 @@ cdef class TargetsInTheVocabulary(Check):
                 self.refuse_first(call, target, start, entries, columns)
             begin += ROWS_PER_CHECK
             _tasks.check_signals(&last)
-        if call.values[self.slots[2]] is not None and entries > 2:
-            self.refuse_one_hot(call, target, entries)
-        return 0
-
-    cdef int refuse_one_hot(self, Call call, cnp.ndarray target, Py_ssize_t entries) except -1:
-        """Refuse one-hot rows, of one 1 and V - 1 zeros, as V targets of a row. `entries` is V, at least 3."""
-        if cnp.PyArray_DIM(target, cnp.PyArray_NDIM(target) - 1) != entries or not cnp.PyArray_SIZE(target):
-            return 0
-        if target.min() == 0 and target.max() == 1 and (target.sum(-1) == 1).all():
-            advice = "looks one-hot (all ids are 0 or 1, K = V); pass target.argmax(-1)"
-            call.fail("target", "class ids", f"an array that {advice}")
+        if call.values[self.slots[2]] is not None and looks_one_hot(target, entries):
+            advice = "floating targets without target_prob hold probabilities of all classes"
+            what = "looks one-hot (all ids are 0 or 1, K = V), but integers are read as class ids"
+            arguments.warn(f"{call.operator.name}: target: {what}; {advice}")
         return 0
 
     cdef int refuse_first(

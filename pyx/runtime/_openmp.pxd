@@ -1,6 +1,7 @@
 # The only module that uses OpenMP's functions. In a build without OpenMP they answer for a single thread.
 
 cdef int max_threads() noexcept nogil
+cdef int thread_limit() noexcept nogil
 cdef int usable_cores() noexcept nogil
 cdef bint in_parallel() noexcept nogil
 cdef bint may_start_team(int threads) noexcept nogil

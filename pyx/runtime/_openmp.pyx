@@ -14,6 +14,7 @@ cdef extern from *:
 
 cdef extern from "ascend_grad/openmp.h" nogil:
     int omp_get_max_threads()
+    int omp_get_thread_limit()
     int omp_get_num_threads()
     int omp_in_parallel()
     void ag_openmp_init()
@@ -36,6 +37,11 @@ ag_openmp_init()
 cdef int max_threads() noexcept nogil:
     """Return OpenMP's number of threads for the next region, set by OMP_NUM_THREADS, threadpoolctl, or the cores."""
     return omp_get_max_threads()
+
+
+cdef int thread_limit() noexcept nogil:
+    """Return the most threads that OpenMP gives to this program, set by OMP_THREAD_LIMIT."""
+    return omp_get_thread_limit()
 
 
 cdef int usable_cores() noexcept nogil:

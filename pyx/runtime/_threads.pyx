@@ -82,7 +82,8 @@ cdef int usable_cores() noexcept nogil:
 
 
 cdef int possible(int threads) noexcept nogil:
-    """Return the number of threads, or 1 if this thread cannot start a team."""
+    """Return the number of threads, at most OpenMP's limit, or 1 if this thread cannot start a team."""
+    threads = min(threads, _openmp.thread_limit())
     return threads if _openmp.may_start_team(threads) else 1
 
 
@@ -96,7 +97,7 @@ cdef int choose_num_threads(double cost, int asked) noexcept nogil:
     """Return the number of threads of a call that would take `cost` nanoseconds serially.
 
     It is `asked` unless that is 0, else 1 or the default, whichever is faster. A caller inside a team gets 1. A thread
-    that cannot start a team always gets 1.
+    that cannot start a team always gets 1. OpenMP's limit holds for all numbers.
     """
     global _last_use, _busy_time
     if asked > 0:

@@ -134,15 +134,10 @@ SITUATIONS = {
         OTHERS,
     ),
     "one-hot rows": Refusal(cross_entropy(ONE_HOT), r"target: .*got .*4, 7.*one-hot.*argmax\(-1\)", OTHERS),
-    "one-hot rows with probabilities": Refusal(
-        lambda d: d.loss(cross_entropy(ONE_HOT, target_prob=d.array(PROB))(d)),
-        r"target: .*looks one-hot \(all ids are 0 or 1, K = V\); pass target.argmax\(-1\)",
-        ("numpy", "torch", "dask"),
-    ),
-    "one-hot rows with probabilities of a layer": Refusal(
-        lambda d: d.loss(linear(ONE_HOT, target_prob=d.array(PROB))(d)),
-        r"target: .*looks one-hot \(all ids are 0 or 1, K = V\); pass target.argmax\(-1\)",
-        ("numpy", "torch", "dask"),
+    "one-hot rows with leading dimensions": Refusal(
+        linear(ONE_HOT.reshape(2, 2, 7), HIDDEN.reshape(2, 2, 3)),
+        r"target: .*got \(2, 2, 7\) \(if rows are one-hot, target.argmax\(-1\) gives the classes\)$",
+        ("numpy", "jax"),
     ),
     "two classes of two": Value(
         lambda d: d.loss(cross_entropy(ONE_HOT[:, :2], LOGITS[:, :2], target_prob=d.array(PROB[:, :2]))(d)),
@@ -151,7 +146,16 @@ SITUATIONS = {
         .mean(),
     ),
     "floating classes": Refusal(
-        cross_entropy(TARGET.astype(np.float64)), r"target: expected an integer dtype.*astype\(numpy.int64\)", OTHERS
+        cross_entropy(TARGET.astype(np.float64)),
+        r"target: expected an integer dtype, or shape \(4, 7\), as floating targets are probabilities of all classes, "
+        r"got float\d\d of shape \(4,\) \(target.astype\(numpy.int64\) makes classes of it\)$",
+        OTHERS,
+    ),
+    "floating targets of several layers": Refusal(
+        linear(PROB[None, None]),
+        r"target: expected an integer dtype, or shape \(4, 7\), as floating targets are probabilities of all classes, "
+        r"got float32 of shape \(1, 1, 4, 7\)$",
+        ("numpy", "jax"),
     ),
     "floating classes in torch": Refusal(
         cross_entropy(TARGET.astype(np.float64)), r"target: expected an integer dtype.*target.long\(\)", ("torch",)
@@ -180,7 +184,7 @@ SITUATIONS = {
     ),
     "missing classes": Refusal(
         cross_entropy(np.array([1, 2, np.nan, 0])),
-        r"target: expected an integer dtype, got float64 \(it has NaN: .*nan_to_num\(.*ignores these rows\)$",
+        r"target: expected an integer dtype, .* got float64 .* \(it has NaN: .*nan_to_num\(.*ignores these rows\)$",
         ("numpy", "torch"),
     ),
     "names of classes": Refusal(
@@ -245,7 +249,28 @@ SITUATIONS = {
     ),
     "leading dimensions of the input alone": Refusal(
         linear(TARGET, HIDDEN.reshape(2, 2, 3)),
-        r"target: expected shape \(2, 2\), that of input without its last dimension, got \(4,\)",
+        r"target: expected shape \(2, 2\), that of input without its last dimension, got \(4,\) "
+        r"\(target.reshape\(\(2, 2\)\) has this shape\)$",
+        ("numpy", "jax"),
+    ),
+    "leading dimensions of the input alone in torch": Refusal(
+        linear(TARGET, HIDDEN.reshape(2, 2, 3)),
+        r"got \(4,\) \(target.reshape\(\(2, 2\)\) has this shape\)$",
+        ("torch",),
+    ),
+    "leading dimensions of the input, and several targets": Refusal(
+        lambda d: linear(INTEGERS[:, :2].reshape(4, 1), HIDDEN.reshape(2, 2, 3), target_prob=d.array(PROB[:, :1]))(d),
+        r"target: expected shape \(2, 2, K\), .* got \(4, 1\) \(target.reshape\(\(2, 2, 1\)\) has this shape\)$",
+        ("numpy", "jax"),
+    ),
+    "leading dimensions of the target alone": Refusal(
+        linear(TARGET.reshape(2, 2)),
+        r"target: expected shape \(BT = 4\), got \(2, 2\) \(target.reshape\(-1\) has one dimension\)$",
+        ("numpy", "jax"),
+    ),
+    "leading dimensions of token weights alone": Refusal(
+        lambda d: linear(TARGET, token_weight=d.array(PROB[:2, :2]))(d),
+        r"token_weight: expected shape \(BT = 4\), got \(2, 2\) \(token_weight.reshape\(-1\) has one dimension\)$",
         ("numpy", "jax"),
     ),
     "an operator of the device's documents": Refusal(
@@ -376,6 +401,33 @@ SITUATIONS = {
     "a result plus a number": Refusal(
         lambda d: ag.cross_entropy(LOGITS, TARGET) + 1, r"field \.loss is the loss", ("numpy",), TypeError
     ),
+    **{
+        f"{what} {names}": Refusal(
+            lambda d, call=call, arithmetic=arithmetic: arithmetic(call()),
+            rf"a {kind} is a named tuple \({names}\), not a number; its fields are arrays$",
+            ("numpy",),
+            TypeError,
+        )
+        for what, arithmetic in {
+            "twice": lambda result: 2 * result,
+            "a number of NumPy times": lambda result: np.float32(2) * result,
+            "plus 1": lambda result: result + 1,
+            "1 plus": lambda result: 1 + result,
+        }.items()
+        for kind, names, call in (
+            ("LinearTopK", "log_prob, index", lambda: ag.linear_top_k(HIDDEN, WEIGHT, 2)),
+            (
+                "LinearCrossEntropyGradients",
+                "input_grad, weight_grad, bias_grad",
+                lambda: ag.linear_cross_entropy_backward(HIDDEN, WEIGHT, TARGET, lse=LOSSES, grad_loss=1.0),
+            ),
+            (
+                "OnlineMaxSum",
+                "logits_max, sum_exp_logits, predicted_logits, target_mask, masked_target, vocab_parallel_logits",
+                lambda: ag.fused_linear_online_max_sum(HIDDEN, WEIGHT, TARGET, 0, 7),
+            ),
+        )
+    },
     "a loss in a formula": Value(lambda d: 2 * ag.cross_entropy(LOGITS, TARGET).loss, 2 * LOSSES.mean(), ("numpy",)),
     # the largest log-probabilities
     "the largest log-probabilities": Value(
@@ -415,6 +467,45 @@ def test_situations(name: str, at: str):
     assert not re.search(r"\b[135]6\d{4}\b|ACLNN", str(caught.value)), caught.value
 
 
+@pytest.mark.parametrize("at", ["numpy", "torch"])
+def test_one_hot_rows_with_probabilities_warn(at: str):
+    """Rows of ids that are only 0 and 1, as many as classes, are ids, but may be meant as one-hot rows."""
+    here, ids = door(at), np.array([[0, 1, 0], [1, 0, 0], [0, 0, 1], [0, 1, 0]])
+    words = (
+        r"cross_entropy: target: looks one-hot \(all ids are 0 or 1, K = V\), .*; floating targets without target_prob"
+    )
+    for call, log_prob in (
+        (cross_entropy(ids, LOGITS[:, :3], target_prob=here.array(PROB[:, :3])), LOGITS[:, :3]),
+        (linear(ids, weight=WEIGHT[:3], target_prob=here.array(PROB[:, :3])), HIDDEN @ WEIGHT[:3].T),
+    ):
+        right = scipy.special.log_softmax(np.float64(log_prob), -1)
+        right = -(PROB[:, :3] * np.take_along_axis(right, ids, -1)).sum(-1).mean()
+        with pytest.warns(UserWarning, match=words) as caught:
+            np.testing.assert_allclose(here.loss(call(here)), right, rtol=1e-5)
+        assert [each.filename for each in caught] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cross_entropy(2 * ids, LOGITS[:, :3], target_prob=here.array(PROB[:, :3]))(here)
+        cross_entropy(ids, LOGITS, target_prob=here.array(PROB[:, :3]))(here)
+
+
+@pytest.mark.parametrize("zero", [np.float32(0), np.int64(0), np.array(0), np.array(-0.0)], ids=repr)
+@pytest.mark.parametrize("at", DOORS)
+def test_zeros_of_numpy_are_the_number_0(zero: Any, at: str):
+    here, ids = door(at), INTEGERS[:, :2]
+    result = here.module.cross_entropy(
+        here.array(LOGITS[:2]), here.array(ids), target_prob=zero, reduction="none", outputs=("log_prob",)
+    )
+    np.testing.assert_allclose(here.numbers(result.log_prob), np.take_along_axis(LOG_PROB[:2], ids, -1), rtol=1e-5)
+    assert not here.numbers(result.loss).any()
+
+
+@pytest.mark.parametrize("number", [np.float32(1), np.array(1.0), False, np.bool_(False), np.zeros(1)], ids=repr)
+def test_other_numbers_are_no_probabilities(number: Any):
+    with pytest.raises(ag.ParamInvalidError, match="cross_entropy: target_prob: expected"):
+        ag.cross_entropy(LOGITS[:2], INTEGERS, target_prob=number)
+
+
 def test_losses_of_means_are_numbers():
     for function in (ag.cross_entropy, ag.linear_cross_entropy):
         arguments = (LOGITS, TARGET) if function is ag.cross_entropy else (HIDDEN, WEIGHT, TARGET)
@@ -432,8 +523,9 @@ def test_a_packed_mask_that_looks_unpacked_warns():
             rows, hidden, WEIGHT, mask, masked_target, logits_max=rows, sum_exp_logits=rows + 1
         )
 
-    with pytest.warns(UserWarning, match=r"target_mask: uint8 is read as packed bits.*astype\(bool\)"):
+    with pytest.warns(UserWarning, match=r"target_mask: uint8 is read as packed bits.*astype\(bool\)") as caught:
         call(mask)
+    assert [each.filename for each in caught] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         call(mask[:2])

@@ -334,7 +334,10 @@ def test_progress_goes_to_stderr(options, shown, capsys):
             "targets.npy: linear_cross_entropy: weight: expected",
         ),
         (("targets.npy", "weight.npy", "targets.npy", "-o", "a"), "targets.npy: expected shape (N, H), got (10,)"),
-        (("hidden.npy", "weight.npy", "hidden.npy", "-o", "a"), "hidden.npy: linear_cross_entropy: target: expected"),
+        (
+            ("hidden.npy", "weight.npy", "hidden.npy", "-o", "a"),
+            "hidden.npy: expected ids of an integer dtype, got float32 of shape",
+        ),
     ],
 )
 def test_calls_that_are_refused(options, message, capsys):
@@ -367,6 +370,20 @@ def test_one_hot_targets_are_refused(dtype, capsys):
             hidden, weight, several, reduction="none", return_grad=False, target_prob=0, outputs=("log_prob",)
         )
         np.testing.assert_array_equal(np.load("log_prob.npy"), expected.log_prob)
+
+
+@pytest.mark.parametrize("option", ["-o", "--entropy-out"])
+def test_floating_targets_are_refused(option, capsys):
+    _, _, targets = problem()
+    for floating, advice in (
+        (np.eye(VOCABULARY)[np.abs(targets) % VOCABULARY], "argmax(-1) makes ids of it"),
+        (np.float64(targets), "astype(numpy.int64) makes ids of it"),
+        (np.float64(targets)[:, None], "astype(numpy.int64) makes ids of it"),
+    ):
+        np.save("targets.npy", floating)
+        message = refused(capsys, *INPUTS, option, "out", command="score")
+        expected = f"expected ids of an integer dtype, got float64 of shape {floating.shape} ({advice})"
+        assert message == f"targets.npy: {expected}"
 
 
 def test_two_ids_of_two_classes_are_no_one_hot_rows():

@@ -399,8 +399,11 @@ def test_the_whole_weight_on_every_rank():
         lambda comm: parallel.linear_top_k(A["input"], A["weight"], 3, comm=comm),
     ]
     for call in calls:
-        with pytest.warns(UserWarning, match=r"the weights of all ranks look the same; if .* weight\[start:stop\] of"):
+        with pytest.warns(
+            UserWarning, match=r"the weights of all ranks look the same; if .* weight\[start:stop\] of"
+        ) as caught:
             on_ranks(2, call)
+        assert {each.filename for each in caught} == {__file__}
 
 
 @pytest.mark.parametrize("weights", [[np.zeros((10, 4))] * 2, [np.eye(4), np.eye(4)[::-1]], [np.eye(4), np.eye(4)[:3]]])

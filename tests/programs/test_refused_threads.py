@@ -121,6 +121,24 @@ def test_teams_that_openmp_limits(run_script):
     run_script(script, OMP_THREAD_LIMIT="1")
 
 
+@pytest.mark.parametrize("limit", [1, 2])
+def test_numbers_of_threads_that_openmp_limits(run_script, limit: int):
+    """The number of threads is at most OpenMP's limit, whoever asks for more."""
+    run_script(
+        f"""{SETUP}
+    assert ag.explain("softmax", x, num_threads=8).threads == {limit}
+    assert ag.explain("softmax", x).threads <= {limit}
+    assert ag.get_num_threads() <= {limit}
+    ag.set_num_threads(8)
+    assert ag.explain("softmax", x).threads == {limit}
+    assert ag.get_num_threads() == {limit}
+    ag.softmax(x, num_threads=8)
+    assert _openmp.last_team_size() == {limit}
+    """,
+        OMP_THREAD_LIMIT=str(limit),
+    )
+
+
 def test_a_child_and_another_thread(run_script):
     run_script(f"""{SETUP}
     from concurrent.futures import ThreadPoolExecutor

@@ -96,7 +96,7 @@ def draw_rows(draw: Draw, dtype: str, shape: tuple[int, ...]) -> dict[str, Any]:
     if classes == 0 and 0 not in rows:  # such rows are refused
         shape, classes = tuple(max(length, 1) for length in shape), 1
     x = draw.choice((3, 3, 3, 100, 0)) * arrays.random.standard_normal(shape)
-    most = 4 if classes == 3 else 3  # as many ids of 0 and 1 as classes are refused: they look one-hot
+    most = 4 if classes == 3 else 3  # as many ids of 0 and 1 as classes raise a warning: they look one-hot
     several = (draw.choice((1, 2, most)),) if draw.chance(0.25) else ()
     targets = arrays.targets(rows + several, classes, -100)
     arguments: dict[str, Any] = {"input": np.asarray(x).astype(DTYPES[dtype]), "target": targets, "axis": axis}

@@ -50,6 +50,80 @@ def test_transforms():
         )
 
 
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_autocast(requires_grad: bool, compiles: bool):
+    """Under autocast the layer has autocast's dtype, whether gradients are needed or not."""
+    input, weight, bias = torch.randn(5, 4), torch.randn(9, 4, dtype=torch.float16), torch.randn(9)
+    right = agt.linear_top_k(input.bfloat16(), weight.bfloat16(), 3, linear_bias=bias)
+    weight.requires_grad_(requires_grad)
+
+    def top_k(input, weight):
+        return tuple(agt.linear_top_k(input, weight, 3, linear_bias=bias))
+
+    if compiles:
+        torch.compiler.reset()
+        top_k = torch.compile(top_k, fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        log_prob, index = top_k(input, weight)
+    assert log_prob.dtype == torch.float32
+    assert torch.equal(index, right.index)
+    torch.testing.assert_close(log_prob, right.log_prob, rtol=1e-5, atol=1e-5)
+    assert log_prob.requires_grad == requires_grad
+    if requires_grad:
+        log_prob.sum().backward()
+        assert weight.grad.dtype == torch.float16
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(ag.ParamTypeError, match=r"expected torch\.float64, as in"),
+    ):
+        agt.linear_top_k(input.double(), weight, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert agt.linear_top_k(input.double(), weight.double(), 3).log_prob.dtype == torch.float64
+
+
+@pytest.mark.parametrize("layer_requires_grad", [False, True])
+def test_options_that_require_grad(layer_requires_grad: bool):
+    """Options have no gradients, which is said instead of left out."""
+    input, weight = torch.randn(5, 4, requires_grad=layer_requires_grad), torch.randn(9, 4)
+    for shape in ((), (5,)):
+        temperature = torch.ones(shape, requires_grad=True)
+
+        def top_k(temperature):
+            return agt.linear_top_k(input, weight, 2, temperature=temperature).log_prob
+
+        refused = r"linear_top_k: temperature: the log-probabilities have no gradient for it, got .*detach\(\)"
+        torch.compiler.reset()
+        for function in (top_k, torch.compile(top_k, backend="aot_eager"), torch.func.grad(lambda t: top_k(t).sum())):
+            with pytest.raises(NotImplementedError, match=refused):
+                function(temperature)
+        right = top_k(torch.ones(shape))
+        torch.testing.assert_close(top_k(temperature.detach()), right)
+        with torch.no_grad():
+            torch.testing.assert_close(top_k(temperature), right)
+    for name in ("logit_scale", "softcap"):
+        number = torch.ones((), requires_grad=True)
+
+        def top_k(number, name=name):
+            return agt.linear_top_k(input, weight, 2, **{name: number}).log_prob
+
+        refused = rf"linear_top_k: {name}: expected a real number, .* \({name}.detach\(\) is one\)$"
+        for function in (top_k, torch.compile(top_k, backend="aot_eager")):
+            with pytest.raises(ag.ParamTypeError, match=refused):
+                function(number)
+        top_k(number.detach())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")  # torch's jvp warns
+@pytest.mark.parametrize("name", ["input", "linear_weight", "linear_bias", "temperature"])
+def test_forward_mode_is_refused(name: str):
+    tensors = {"input": torch.randn(5, 4), "linear_weight": torch.randn(9, 4), "linear_bias": torch.randn(9)}
+    tensors["temperature"] = torch.ones(5)
+    each = tensors.pop(name)
+    with pytest.raises(NotImplementedError, match=f"linear_top_k: {name}: forward-mode derivatives are not supported"):
+        torch.func.jvp(lambda each: agt.linear_top_k(k=2, **{name: each}, **tensors).log_prob, (each,), (each,))
+
+
 def test_refusals():
     input, weight = torch.randn(5, 4), torch.randn(9, 4)
     for change, text in (
@@ -59,6 +133,10 @@ def test_refusals():
         ({"linear_bias": torch.ones(3)}, r"linear_bias: expected shape"),
         ({"input": input.long()}, r"input: expected dtype float32"),
         ({"softcap": -1.0}, "softcap: expected"),
+        (
+            {"linear_weight": weight.double()},
+            r"linear_weight: expected torch.float32, as input is, got .* \(linear_weight.to\(input.dtype\)",
+        ),
     ):
         with pytest.raises(ag.ParamInvalidError, match=f"linear_top_k: {text}"):
             agt.linear_top_k(**{"input": input, "linear_weight": weight, "k": 2, **change})
