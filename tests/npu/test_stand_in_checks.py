@@ -7,17 +7,11 @@ import ctypes
 import ml_dtypes
 import numpy as np
 import pytest
-from acl_client import Acl
+from acl_client import code_of
 from device_limits import KERNELS, SYSTEMS, takes
 from linear_samples import GRADIENT, LOSS, STATISTICS
 
 BF16 = ml_dtypes.bfloat16
-
-
-def code_of(acl: Acl, name: str, *arguments) -> int:
-    """Return the code of the first phase for these arguments, with arrays as tensors."""
-    code, _, _ = acl.prepare(name, *(acl.put(a) if isinstance(a, np.ndarray) else a for a in arguments))
-    return code
 
 
 def z(*shape: int, dtype=np.float16) -> np.ndarray:

@@ -86,8 +86,20 @@ _OPERATORS: dict[str, tuple] = {
     "ScaledMaskedSoftmax": (c_void_p, c_void_p, c_double, c_bool, c_void_p),
     "FusedLinearOnlineMaxSum": (*[c_void_p] * 3, c_int64, c_int64, *[c_void_p] * 6),
     "FusedCrossEntropyLossWithMaxSum": (*[c_void_p] * 3, c_float, *[c_void_p] * 5),
-    # torch_npu calls the remaining operators.
+    "CrossEntropyLoss": (*[c_void_p] * 3, c_char_p, c_int64, c_double, c_double, c_bool, *[c_void_p] * 4),
+    "CrossEntropyLossGrad": (*[c_void_p] * 6, c_char_p, c_int64, c_double, c_double, c_void_p),
+    "SoftmaxCrossEntropyWithLogits": (*[c_void_p] * 4,),
+    "CrossEntropySumExpAndIndexLogit": (*[c_void_p] * 3, c_int64, c_int64, *[c_void_p] * 5),
+    "Topk": (c_void_p, c_int64, c_int64, c_bool, c_bool, c_void_p, c_void_p),
+    "LogSumExp": (c_void_p, c_void_p, c_bool, c_void_p),
+    "Cast": (c_void_p, c_int, c_void_p),
     "InplaceCopy": (c_void_p, c_void_p),
+    "Exp": (c_void_p, c_void_p),
+    "Sub": (*[c_void_p] * 4,),
+    "Mul": (*[c_void_p] * 3,),
+    "Adds": (*[c_void_p] * 4,),
+    "InplaceAdd": (*[c_void_p] * 3,),
+    "InplaceMuls": (c_void_p, c_void_p),
     "Add": (*[c_void_p] * 4,),
     "Muls": (*[c_void_p] * 3,),
     "GtTensor": (*[c_void_p] * 3,),
@@ -245,6 +257,12 @@ class Acl:
                 getattr(self, name)(handle)
             if name != "aclrtSynchronizeStream":
                 kept.clear()
+
+
+def code_of(acl: Acl, name: str, *arguments) -> int:
+    """Return the code of the first phase for these arguments, with arrays as tensors."""
+    code, _, _ = acl.prepare(name, *(acl.put(a) if isinstance(a, np.ndarray) else a for a in arguments))
+    return code
 
 
 def broken(double: StandIn, words: str) -> None:

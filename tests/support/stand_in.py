@@ -38,13 +38,25 @@ LOSSES = ("CrossEntropyLoss", "CrossEntropyLossGrad", "SoftmaxCrossEntropyWithLo
 MATHEMATICS = ("Cast", "Exp", "InplaceAdd", "InplaceCopy", "LogSumExp", "Mul", "ReduceSum")
 _ALL = (*BACKWARD, *FORWARD, *LOSSES, *MATHEMATICS)
 FUSED = tuple(name for name in (*BACKWARD, *FORWARD) if name.startswith("Fused"))
+#: Operators that compute losses of logits, the first two since CANN 8.5.
+LOSSES = ("CrossEntropyLoss", "CrossEntropyLossGrad", "SoftmaxCrossEntropyWithLogits")
+SINCE_9_2 = ("CrossEntropySumExpAndIndexLogit",)
+#: Operators that the mathematics library has, if the libraries are split.
+MATHEMATICS = (
+    *("Add", "Adds", "InplaceAdd", "InplaceAdds", "Sub", "Subs", "InplaceSub", "InplaceSubs"),
+    *("Mul", "Muls", "InplaceMul", "InplaceMuls", "Div", "Divs", "InplaceDiv", "InplaceDivs"),
+    *("Exp", "InplaceExp", "Log", "InplaceLog", "Neg", "InplaceNeg", "Cast", "InplaceCopy"),
+    *("InplaceZero", "InplaceFillScalar", "ReduceSum", "MaxDim", "LogSumExp", "Topk"),
+)
+PRODUCTS = ("Mm", "Matmul", "BatchMatMul", "Addmm")
+_NN = (*BACKWARD, *FORWARD, *LOSSES, *SINCE_9_2, *PRODUCTS)
 
 _STATE = ("state", "memory", "streams", "tensors", "systems", "numbers")
 _OPERATORS = (
     *("softmax", "scaled_masked_softmax", "linear_cross_entropy", "cross_entropy"),
-    *("torch_elementwise", "torch_reductions"),
+    *("elementwise", "reductions", "products", "top_k"),
 )
-_TORCH_OPERATORS = ("torch_indexing",)
+_TORCH_OPERATORS = ("indexing",)
 #: Libraries beyond the runtime with which torch_npu is linked. They are empty, as no function of them is used here.
 TORCH_LIBRARIES = ("libhccl.so", "libacl_op_compiler.so", "libge_runner.so", "libgraph.so", "libacl_tdt_channel.so")
 
@@ -54,7 +66,7 @@ class Variant:
     """Describe one kind of installation: its libraries, and what they contain."""
 
     operators: dict[str, tuple[str, ...]] = field(
-        default_factory=lambda: {"libopapi_nn.so": (*BACKWARD, *FORWARD, *LOSSES), "libopapi_math.so": MATHEMATICS}
+        default_factory=lambda: {"libopapi_nn.so": _NN, "libopapi_math.so": MATHEMATICS}
     )
     defines: tuple[str, ...] = ()  # variant.c is compiled with these macros
     hidden: tuple[str, ...] = ()  # the runtime lacks these functions
@@ -62,20 +74,17 @@ class Variant:
     torch: bool = False  # torch_npu can use the variant, whose libopapi.so has torch_npu's own operators
 
 
-_AGGREGATE = {"libopapi.so": _ALL}
+_AGGREGATE = {"libopapi.so": (*_NN, *MATHEMATICS)}
 VARIANTS = {
     "split": Variant(),
     "aggregate": Variant(_AGGREGATE),
     "train_infer": Variant(
-        {
-            "libaclnn_ops_train.so": (*BACKWARD, "CrossEntropyLossGrad"),
-            "libaclnn_ops_infer.so": tuple(name for name in _ALL if name not in (*BACKWARD, "CrossEntropyLossGrad")),
-        }
+        {"libaclnn_ops_train.so": BACKWARD, "libaclnn_ops_infer.so": (*FORWARD, *PRODUCTS, *MATHEMATICS)}
     ),
     # The first family of libraries cannot be loaded, but the second family can.
-    "split_without_math": Variant({"libopapi_nn.so": (*BACKWARD, *FORWARD, *LOSSES), **_AGGREGATE}),
+    "split_without_math": Variant({"libopapi_nn.so": _NN, **_AGGREGATE}),
     "older": Variant(
-        {"libopapi.so": tuple(name for name in _ALL if name not in (*FUSED, *LOSSES))},
+        {"libopapi.so": tuple(name for name in (*_NN, *MATHEMATICS) if name not in (*FUSED, *LOSSES, *SINCE_9_2))},
         hidden=("aclFinalizeReference", "aclrtCreateContext", "aclrtDestroyContext"),
     ),
     "without_determinism": Variant(hidden=("aclrtCtxSetSysParamOpt",)),
@@ -89,7 +98,10 @@ VARIANTS = {
     "no_kernel_path": Variant(defines=("KERNEL_CODE=561107",)),
     "no_kernel_package": Variant(defines=("KERNEL_CODE=561112",)),
     "no_kernels": Variant(defines=("KERNEL_CODE=561003",)),
-    "before_9_2": Variant(defines=("BEFORE_9_2=true",)),
+    "before_9_2": Variant(
+        {"libopapi_nn.so": tuple(name for name in _NN if name not in SINCE_9_2), "libopapi_math.so": MATHEMATICS},
+        defines=("BEFORE_9_2=true",),
+    ),
     "torch_npu": Variant(_AGGREGATE, torch=True),
 }
 
@@ -155,7 +167,7 @@ _RUNTIME = (
 )
 _NNOPBASE = (
     *("aclCreateTensor", "aclDestroyTensor", "aclSetAclOpExecutorRepeatable", "aclDestroyAclOpExecutor"),
-    *("aclCreateScalar", "aclDestroyScalar", "aclCreateIntArray", "aclDestroyIntArray"),
+    *("aclCreateIntArray", "aclDestroyIntArray", "aclCreateScalar", "aclDestroyScalar"),
 )
 
 

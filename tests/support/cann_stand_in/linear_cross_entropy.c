@@ -98,41 +98,6 @@ static void gradient(struct operation *op, char *workspace)
     free(result);
 }
 
-struct expectation {
-    int index;
-    const char *name, *types;
-    int rank;
-    int64_t dims[2]; /* -1: any */
-};
-
-static int check_dtypes(const struct operation *op, const struct expectation *expected, int count)
-{
-    int code = OK;
-    for (int i = 0; i < count && code == OK; i++)
-        code = si_need_dtype(op, expected[i].index, expected[i].name, expected[i].types);
-    return code;
-}
-
-static int check_shapes(const struct operation *op, const struct expectation *expected, int count)
-{
-    for (int i = 0; i < count; i++) {
-        const struct tensor *t = &op->t[expected[i].index];
-        bool right = !t->present || t->rank == expected[i].rank;
-        for (int k = 0; t->present && right && k < t->rank; k++)
-            right = expected[i].dims[k] < 0 || t->dims[k] == expected[i].dims[k];
-        if (!right)
-            return si_fail(NN_INVALID, "%s has a wrong shape", expected[i].name);
-    }
-    return OK;
-}
-
-static int check_equal_dtypes(const struct operation *op, int a, int b)
-{
-    bool right = !op->t[a].present || !op->t[b].present || op->t[a].dtype == op->t[b].dtype;
-    return right ? OK : si_fail(NN_INVALID, "tensors %d and %d are %s and %s", a, b, si_dtype_name(op->t[a].dtype),
-                                si_dtype_name(op->t[b].dtype));
-}
-
 static int check_label_smoothing(float value)
 {
     return value == 0 ? OK : si_fail(NN_INVALID, "label smoothing %g, only 0 is supported", (double)value);
@@ -156,7 +121,7 @@ static int check_gradient(struct operation *op, float label_smoothing)
     if (op->t[SOFTMAX].present) /* the others are not looked at */
         op->t[LOGITS_MAX].present = op->t[SUM_EXP].present = false;
     int64_t BT = op->t[GRAD].dims[0], V = op->t[WEIGHT].dims[0], H = op->t[WEIGHT].dims[1];
-    const struct expectation expected[] = {
+    const struct si_expectation expected[] = {
         {GRAD, "grad", "FLOAT", 1, {-1, 0}},
         {INPUT, "input", half, 2, {BT, H}},
         {WEIGHT, "weight", half, 2, {-1, -1}},
@@ -169,17 +134,17 @@ static int check_gradient(struct operation *op, float label_smoothing)
         {WEIGHT_GRAD, "weightGradOut", half, 2, {V, H}},
     };
     enum { COUNT = sizeof expected / sizeof *expected };
-    code = check_dtypes(op, expected, COUNT);
+    code = si_check_dtypes(op, expected, COUNT);
     if (code == OK)
-        code = check_equal_dtypes(op, INPUT, WEIGHT);
+        code = si_check_equal_dtypes(op, INPUT, WEIGHT);
     if (code == OK)
-        code = check_equal_dtypes(op, INPUT, INPUT_GRAD);
+        code = si_check_equal_dtypes(op, INPUT, INPUT_GRAD);
     if (code == OK)
-        code = check_equal_dtypes(op, INPUT, WEIGHT_GRAD);
+        code = si_check_equal_dtypes(op, INPUT, WEIGHT_GRAD);
     if (code == OK)
         code = check_label_smoothing(label_smoothing);
     if (code == OK)
-        code = check_shapes(op, expected, COUNT);
+        code = si_check_shapes(op, expected, COUNT, NN_INVALID);
     if (code == OK && op->t[TARGET_MASK].dims[0] * 8 < BT)
         code = si_fail(NN_INVALID, "targetMask has fewer than %lld bits", (long long)BT);
     if (code == OK && op->t[SOFTMAX].present) {
@@ -273,7 +238,7 @@ static int check_online(struct operation *op)
     if (code)
         return code;
     int64_t BT = op->t[O_INPUT].dims[0], H = op->t[O_INPUT].dims[1], V = op->t[O_WEIGHT].dims[0];
-    const struct expectation expected[] = {
+    const struct si_expectation expected[] = {
         {O_INPUT, "input", half, 2, {-1, -1}},
         {O_WEIGHT, "weight", half, 2, {-1, H}},
         {O_TARGET, "target", "INT32 INT64", 1, {BT, 0}},
@@ -285,15 +250,15 @@ static int check_online(struct operation *op)
         {O_LOGITS, "vocabParallelLogitsOutOptional", half, 2, {BT, V}},
     };
     enum { COUNT = sizeof expected / sizeof *expected };
-    code = check_dtypes(op, expected, COUNT);
+    code = si_check_dtypes(op, expected, COUNT);
     if (code == OK)
-        code = check_equal_dtypes(op, O_INPUT, O_WEIGHT);
+        code = si_check_equal_dtypes(op, O_INPUT, O_WEIGHT);
     if (code == OK)
-        code = check_equal_dtypes(op, O_TARGET, O_MASKED);
+        code = si_check_equal_dtypes(op, O_TARGET, O_MASKED);
     if (code == OK)
-        code = check_equal_dtypes(op, O_INPUT, O_LOGITS);
+        code = si_check_equal_dtypes(op, O_INPUT, O_LOGITS);
     if (code == OK)
-        code = check_shapes(op, expected, COUNT);
+        code = si_check_shapes(op, expected, COUNT, NN_INVALID);
     if (code == OK && (V == 0 || H > 65534))
         code = si_fail(NN_INVALID, "V %lld, H %lld", (long long)V, (long long)H);
     if (code == OK && !(0 <= op->vocab_start && op->vocab_start <= op->vocab_end && op->vocab_end - op->vocab_start <= V))
@@ -365,7 +330,7 @@ static int check_loss(struct operation *op, float label_smoothing)
     if (code)
         return code;
     int64_t BT = op->t[L_MAX].dims[0], V = op->t[L_LOGITS].dims[1];
-    const struct expectation expected[] = {
+    const struct si_expectation expected[] = {
         {L_MAX, "logitsMax", "FLOAT", 1, {-1, 0}},
         {L_SUM, "sumExpLogits", "FLOAT", 1, {BT, 0}},
         {L_PREDICTED, "predictedLogits", "FLOAT", 1, {BT, 0}},
@@ -376,9 +341,9 @@ static int check_loss(struct operation *op, float label_smoothing)
     enum { COUNT = sizeof expected / sizeof *expected };
     if (!op->t[L_LOGITS].present)
         op->t[L_SOFTMAX].present = false; /* not looked at, and not written */
-    code = check_dtypes(op, expected, COUNT);
+    code = si_check_dtypes(op, expected, COUNT);
     if (code == OK)
-        code = check_shapes(op, expected, COUNT);
+        code = si_check_shapes(op, expected, COUNT, NN_INVALID);
     if (code == OK)
         code = check_label_smoothing(label_smoothing);
     if (code == OK && BT == 0)

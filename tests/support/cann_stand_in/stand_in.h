@@ -14,9 +14,10 @@
  *   variant.c     what a variant of the installation answers at start
  *   runtime.c, context.c, events.c                     -> libascendcl.so
  *   nnopbase.c, arguments.c                            -> libnnopbase.so
- *   softmax.c, scaled_masked_softmax.c, linear_cross_entropy.c   -> the operator libraries
+ *   softmax.c, scaled_masked_softmax.c, linear_cross_entropy.c, cross_entropy.c, top_k.c
+ *   elementwise.c, reductions.c, products.c            -> the operator libraries
  *   torch_runtime.c                                    -> libascendcl.so, for torch_npu: what it asks, and what it is linked with
- *   torch_elementwise.c, torch_reductions.c, torch_indexing.c    -> libopapi.so, for torch_npu: operators of its own
+ *   indexing.c                                         -> libopapi.so, for torch_npu: operators of its own
  *   link_time_stub.c                                   -> libraries to link with, where every call answers 100039
  *
  * Control interface (libcann_stand_in.so, by ctypes; the same in a child process by environment variables)
@@ -64,6 +65,8 @@
  *   - aclFinalize and aclrtResetDevice within a process end the device for everybody in it.
  *   - After fork() nothing works in the child, unless nothing was initialised before.
  *   - Targets of the fused gradient, on masked rows too, lie in [0, V): the device writes elsewhere, or forgets the -1.
+ *   - Targets of the losses of logits lie in [0, C), or are ignored: the device reads elsewhere. Results of others are NaN.
+ *   - Nothing is asked of the z-loss, which the device does not compute.
  */
 #ifndef CANN_STAND_IN_H
 #define CANN_STAND_IN_H
@@ -259,8 +262,11 @@ struct operation {
     bool deterministic; /* the option of the context in the first phase */
     uint64_t workspace;
     int64_t dim, vocab_start, vocab_end;
-    float scale;
-    bool on_every_system; /* the operators of torch_npu's own: nothing depends on the system's kernels */
+    float scale, label_smoothing;
+    enum si_reduction { REDUCTION_NONE, REDUCTION_SUM, REDUCTION_MEAN } reduction;
+    int64_t ignore_index;
+    bool on_every_system; /* the operators that every system has: nothing depends on the system's kernels */
+    enum si_liberty { CONVERTS = 1, SPREADS = 2, SCALARS_MAY_BE_ABSENT = 4 } liberties; /* of an elementwise operator */
     number (*value)(const struct operation *, const number *x);
     number scalars[MAX_SCALARS]; /* NaN: absent */
     int64_t index;               /* of the element that `value` is asked for */
@@ -296,6 +302,18 @@ bool si_has_shape(const struct tensor *t, int rank, const int64_t *dims);
 int si_need(const struct operation *op, int index, const char *name);
 int si_need_dtype(const struct operation *op, int index, const char *name, const char *allowed);
 
+/* What an operator takes as one of its tensors. An absent tensor is right. */
+struct si_expectation {
+    int index;
+    const char *name, *types;
+    int rank;
+    int64_t dims[3]; /* -1: any */
+};
+
+int si_check_dtypes(const struct operation *op, const struct si_expectation *expected, int count);
+int si_check_equal_dtypes(const struct operation *op, int a, int b);
+int si_check_shapes(const struct operation *op, const struct si_expectation *expected, int count, int code);
+
 /* --- arguments.c -------------------------------------------------------------------------------------------------- */
 
 enum si_argument_kind { SI_SCALAR, SI_INTEGERS, SI_BOOLEANS, SI_TENSORS };
@@ -306,9 +324,9 @@ struct si_argument {
     int64_t count, items[]; /* integers, booleans, handles of tensors */
 };
 
-/* --- torch_elementwise.c ------------------------------------------------------------------------------------------ */
+/* --- elementwise.c ------------------------------------------------------------------------------------------------ */
 
-/* The first phase of an operator of torch_npu's own. Tensors: the inputs and then so many results. */
+/* The first phase of an operator that every system has. Tensors: the inputs and then so many results. */
 int si_prepare_plain(struct operation *op, const char *function, const void *const *tensors, int count, int results,
                      const void *const *scalars, int scalar_count);
 int si_finish_plain(struct operation *op, int code, uint64_t *workspace_size, void **executor);
@@ -325,7 +343,7 @@ bool si_broadcasts(const struct tensor *t, const struct tensor *result);
 /* --- systems.c ---------------------------------------------------------------------------------------------------- */
 
 bool si_soc_in(const char *families); /* of 910 910B 910_93 310P 310B 950, between spaces */
-int si_find_kernel(const char *operator); /* what the first phase answers after all its checks */
+int si_find_kernel(const struct operation *op); /* what the first phase answers after all its checks */
 
 /* --- numbers.c ---------------------------------------------------------------------------------------------------- */
 

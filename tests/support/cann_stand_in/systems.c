@@ -50,12 +50,19 @@ static const struct {
     {"aclnnCrossEntropyLoss", "910B 910_93 950"},
     {"aclnnCrossEntropyLossGrad", "910B 910_93 950"},
     {"aclnnSoftmaxCrossEntropyWithLogits", "910 910B 910_93 310P 950"},
+    {"aclnnCrossEntropySumExpAndIndexLogit", "950"},
+    {"aclnnCast", "910 910B 910_93 310P 950"},
+    {"aclnnLogSumExp", "910 910B 910_93 310P 950"},
+    {"aclnnTopk", "910 910B 910_93 310P 950"},
 };
 
-int si_find_kernel(const char *operator)
+int si_find_kernel(const struct operation *op)
 {
+    const char *operator = op->name;
     if (si_variant.kernel_code)
         return si_fail(si_variant.kernel_code, "no kernel package");
+    if (op->on_every_system)
+        return OK;
     if (si_variant.before_9_2 && strcmp(operator, "aclnnFusedCrossEntropyLossWithMaxSum") == 0 && si_soc_in("950"))
         return si_fail(NN_NO_KERNEL_PACKAGE, "%s has no kernel on %s before CANN 9.2", operator, si_soc());
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)

@@ -131,6 +131,34 @@ int si_need_dtype(const struct operation *op, int index, const char *name, const
                                 si_soc(), allowed);
 }
 
+int si_check_dtypes(const struct operation *op, const struct si_expectation *expected, int count)
+{
+    int code = OK;
+    for (int i = 0; i < count && code == OK; i++)
+        code = si_need_dtype(op, expected[i].index, expected[i].name, expected[i].types);
+    return code;
+}
+
+int si_check_shapes(const struct operation *op, const struct si_expectation *expected, int count, int code)
+{
+    for (int i = 0; i < count; i++) {
+        const struct tensor *t = &op->t[expected[i].index];
+        bool right = !t->present || t->rank == expected[i].rank;
+        for (int k = 0; t->present && right && k < t->rank; k++)
+            right = expected[i].dims[k] < 0 || t->dims[k] == expected[i].dims[k];
+        if (!right)
+            return si_fail(code, "%s has a wrong shape", expected[i].name);
+    }
+    return OK;
+}
+
+int si_check_equal_dtypes(const struct operation *op, int a, int b)
+{
+    bool right = !op->t[a].present || !op->t[b].present || op->t[a].dtype == op->t[b].dtype;
+    return right ? OK : si_fail(NN_INVALID, "tensors %d and %d are %s and %s", a, b, si_dtype_name(op->t[a].dtype),
+                                si_dtype_name(op->t[b].dtype));
+}
+
 /* --- executors ---------------------------------------------------------------------------------------------------- */
 
 static void executor_drop(void *handle)
@@ -187,8 +215,10 @@ int si_prepare(struct operation *op, const char *function, const void *const *te
 
 int si_finish(struct operation *op, int code, uint64_t *workspace_size, void **executor)
 {
-    if (code == OK && !op->nothing_to_do && !op->on_every_system)
-        code = si_find_kernel(op->name);
+    if (code == OK && (!workspace_size || !executor))
+        code = si_misuse(NN_NULLPTR, "no place for the results");
+    if (code == OK && !op->nothing_to_do)
+        code = si_find_kernel(op);
     if (code) {
         if (executor)
             *executor = si_handle_garbage(); /* what is there after a failure is nothing to rely on */

@@ -1,4 +1,4 @@
-/* Test double of torch_npu's own operators, element by element. See stand_in.h.
+/* Test double of operators that compute element by element. See stand_in.h.
  *
  * A table: the name, the arguments of the first phase, and the value of one element of the result. `x` are the elements of
  * the inputs, `op->scalars` the scalars, in order. All is computed in a type that holds every int64, and rounded at the end. */
@@ -71,14 +71,60 @@ static void kernel(struct operation *op, char *workspace)
     }
 }
 
-static int phase_1(struct operation *op, const char *function, const void *const *tensors, int count,
-                   const void *const *scalars, int scalar_count, uint64_t *workspace_size, void **executor)
+static bool is_floating(const struct tensor *t)
+{
+    return t->dtype == FLOAT || t->dtype == FLOAT16 || t->dtype == BF16 || t->dtype == DOUBLE;
+}
+
+/* Each dimension of the result comes from some input, unless the operator has none or spreads its input. */
+static int check_shapes(const struct operation *op)
+{
+    const struct tensor *out = &op->t[op->count - 1];
+    for (int i = 0; i < op->count - 1; i++)
+        if (!si_broadcasts(&op->t[i], out))
+            return si_fail(NN_INVALID, "tensor %d cannot be broadcast to the result", i);
+    for (int k = 0; k < out->rank && op->count > 1 && !(op->liberties & SPREADS); k++) {
+        bool found = out->dims[k] == 1;
+        for (int i = 0; i < op->count - 1 && !found; i++) {
+            int own = k - (out->rank - op->t[i].rank);
+            found = own >= 0 && op->t[i].dims[own] == out->dims[k];
+        }
+        if (!found)
+            return si_fail(NN_INVALID, "dimension %d of the result is not that of an input", k);
+    }
+    return OK;
+}
+
+static int check_types(const struct operation *op)
+{
+    const struct tensor *out = &op->t[op->count - 1];
+    int code = OK;
+    for (int i = 0; i < op->count && code == OK; i++)
+        code = si_need_dtype(op, i, "a tensor", "FLOAT FLOAT16 BF16 DOUBLE INT8 UINT8 INT16 INT32 INT64 BOOL");
+    for (int i = 0; i < op->count - 1 && code == OK && !(op->liberties & CONVERTS); i++)
+        if (is_floating(&op->t[i]) && !is_floating(out) && out->dtype != BOOL)
+            code = si_fail(NN_INVALID, "tensor %d is %s, the result %s", i, si_dtype_name(op->t[i].dtype),
+                           si_dtype_name(out->dtype));
+    return code;
+}
+
+static int prepare(struct operation *op, const char *function, const void *const *tensors, int count,
+                   const void *const *scalars, int scalar_count)
 {
     op->kernel = kernel;
     int code = si_prepare_plain(op, function, tensors, count, 1, scalars, scalar_count);
-    for (int i = 0; i < count - 1 && code == OK; i++)
-        if (!si_broadcasts(&op->t[i], &op->t[count - 1]))
-            code = si_fail(NN_INVALID, "tensor %d cannot be broadcast to the result", i);
+    for (int i = 0; i < scalar_count && code == OK && !(op->liberties & SCALARS_MAY_BE_ABSENT); i++)
+        if (!scalars[i])
+            code = si_fail(NN_NULLPTR, "scalar %d is null", i);
+    if (code == OK)
+        code = check_types(op);
+    return code ? code : check_shapes(op);
+}
+
+static int phase_1(struct operation *op, const char *function, const void *const *tensors, int count,
+                   const void *const *scalars, int scalar_count, uint64_t *workspace_size, void **executor)
+{
+    int code = prepare(op, function, tensors, count, scalars, scalar_count);
     return si_finish_plain(op, code, workspace_size, executor);
 }
 
@@ -210,12 +256,12 @@ UNARY(IsPosInf, x[0] == INFINITY)
 UNARY(IsNegInf, x[0] == -INFINITY)
 UNARY(BitwiseNot, op->t[0].dtype == BOOL ? !x[0] : ~(int64_t)x[0])
 
-ELEMENTWISE(InplaceCopy, (void *self, const void *source), (source, self), (), (), x[0])
-ELEMENTWISE(Cast, (const void *self, int dtype, void *out), (self, out), (), (.dim = dtype), x[0])
+ELEMENTWISE(InplaceCopy, (void *self, const void *source), (source, self), (), (.liberties = CONVERTS | SPREADS), x[0])
 ELEMENTWISE(InplaceZero, (void *self), (self), (), (), 0)
 ELEMENTWISE(InplaceOne, (void *self), (self), (), (), 1)
 ELEMENTWISE(InplaceFillScalar, (void *self, const void *value), (self), (value, ), (), op->scalars[0])
-ELEMENTWISE(InplaceFillTensor, (void *self, const void *value), (value, self), (), (), x[0])
+ELEMENTWISE(InplaceFillTensor, (void *self, const void *value), (value, self), (), (.liberties = CONVERTS | SPREADS),
+            x[0])
 ELEMENTWISE(SWhere, (const void *condition, const void *self, const void *other, void *out),
             (condition, self, other, out), (), (), x[0] ? x[1] : x[2])
 ELEMENTWISE(InplaceMaskedFillScalar, (void *self, const void *mask, const void *value), (self, mask, self), (value, ),
@@ -229,8 +275,8 @@ static number clamped(number value, number least, number most)
     return value > most ? most : value;
 }
 
-ELEMENTWISE(Clamp, (const void *self, const void *least, const void *most, void *out), (self, out), (least, most, ), (),
-            clamped(x[0], op->scalars[0], op->scalars[1]))
+ELEMENTWISE(Clamp, (const void *self, const void *least, const void *most, void *out), (self, out), (least, most, ),
+            (.liberties = SCALARS_MAY_BE_ABSENT), clamped(x[0], op->scalars[0], op->scalars[1]))
 ELEMENTWISE(ClampMin, (const void *self, const void *least, void *out), (self, out), (least, ), (),
             clamped(x[0], op->scalars[0], NAN))
 ELEMENTWISE(ClampMax, (const void *self, const void *most, void *out), (self, out), (most, ), (),
@@ -262,3 +308,18 @@ ELEMENTWISE(InplaceNormal, (void *self, float mean, float deviation, int64_t see
 ELEMENTWISE(InplaceRandom, (void *self, int64_t from, int64_t to, uint64_t seed, uint64_t offset), (self), (),
             (.dim = (int64_t)(seed * 1000003u + offset), .vocab_start = from, .vocab_end = to),
             op->vocab_start + floorl(uniform(op, 0) * (number)(op->vocab_end - op->vocab_start)))
+
+/* --- Cast --------------------------------------------------------------------------------------------------------- */
+
+static number itself(const struct operation *op, const number *x) { return (void)op, x[0]; }
+
+/* The type is said twice. */
+PHASE_1(Cast, (const void *self, int dtype, void *out))
+{
+    struct operation op = {.name = "aclnnCast", .value = itself, .liberties = CONVERTS};
+    int code = prepare(&op, "aclnnCastGetWorkspaceSize", (const void *const[]){self, out}, 2, NULL, 0);
+    op.on_every_system = false;
+    if (code == OK && op.t[1].dtype != dtype)
+        code = si_fail(NN_INVALID, "out is %s, not of type %d", si_dtype_name(op.t[1].dtype), dtype);
+    return si_finish_plain(&op, code, workspace_size, executor);
+}

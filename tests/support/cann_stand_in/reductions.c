@@ -1,4 +1,4 @@
-/* Test double of torch_npu's own operators that sum, compare and multiply along dimensions. See stand_in.h. */
+/* Test double of operators that sum and compare along dimensions. See stand_in.h. */
 #include "stand_in.h"
 
 #include <math.h>
@@ -106,7 +106,8 @@ REDUCTION(Max, (const void *self, void *out), NULL, largest_of, NAN, false)
 REDUCTION(Min, (const void *self, void *out), NULL, least_of, NAN, false)
 #pragma GCC diagnostic pop
 
-/* The logarithm of the sum of the exponentials: first the largest elements, then the sums. */
+/* --- LogSumExp ---------------------------------------------------------------------------------------------------- */
+
 static void log_sum_exp(struct operation *op, char *workspace)
 {
     (void)workspace;
@@ -116,27 +117,45 @@ static void log_sum_exp(struct operation *op, char *workspace)
     for (int64_t i = 0; i < results; i++)
         largest[i] = -INFINITY;
     for (int64_t i = 0; i < count; i++) {
-        number x = si_number(si_element(self, self, i), self->dtype), *value = &largest[target_of(op, i)];
-        *value = isnan(x) || x > *value ? x : *value;
+        number x = si_number(si_element(self, self, i), self->dtype), *so_far = &largest[target_of(op, i)];
+        *so_far = isnan(x) || x > *so_far ? x : *so_far;
     }
     for (int64_t i = 0; i < count; i++) {
         int64_t target = target_of(op, i);
-        sums[target] += isinf(largest[target]) ? 0 : expl(si_number(si_element(self, self, i), self->dtype) - largest[target]);
+        number x = si_number(si_element(self, self, i), self->dtype);
+        sums[target] += isinf(largest[target]) ? x == INFINITY : expl(x - largest[target]);
     }
     for (int64_t i = 0; i < results; i++)
-        si_put(si_element(out, out, i), out->dtype, isinf(largest[i]) ? largest[i] : largest[i] + logl(sums[i]));
+        si_put(si_element(out, out, i), out->dtype, largest[i] + logl(sums[i]));
     free(largest);
     free(sums);
 }
 
+static int check_log_sum_exp(struct operation *op, const void *dims, bool keep)
+{
+    struct tensor right = {.rank = 0};
+    int code = dims ? OK : si_fail(NN_NULLPTR, "dim is null");
+    for (int i = 0; i < 2 && code == OK; i++)
+        code = si_need_dtype(op, i, "a tensor", "FLOAT FLOAT16 BF16");
+    if (code == OK)
+        code = si_check_equal_dtypes(op, 0, 1);
+    if (code || (code = set_axes(op, dims)))
+        return code;
+    const struct si_argument *list = si_handle_get(dims, KIND_ARGUMENT);
+    if (op->t[0].rank && list->count > 0 && __builtin_popcount(op->axes) != list->count)
+        return si_fail(NN_INVALID, "a dimension is named twice");
+    for (int k = 0; k < op->t[0].rank; k++)
+        if (keep || !(op->axes >> k & 1))
+            right.dims[right.rank++] = op->axes >> k & 1 ? 1 : op->t[0].dims[k];
+    return si_same_shape(&op->t[1], &right) ? OK : si_fail(NN_INVALID, "the result has a wrong shape");
+}
+
 PHASE_1(LogSumExp, (const void *self, const void *dims, bool keep, void *out))
 {
-    (void)keep;
     struct operation op = {.name = "aclnnLogSumExp", .kernel = log_sum_exp};
     int code = si_prepare_plain(&op, "aclnnLogSumExpGetWorkspaceSize", (const void *const[]){self, out}, 2, 1, NULL, 0);
-    if (code == OK && (code = set_axes(&op, dims)) == OK)
-        code = check_sizes(&op);
-    return si_finish_plain(&op, code, workspace_size, executor);
+    op.on_every_system = false;
+    return si_finish_plain(&op, code ? code : check_log_sum_exp(&op, dims, keep), workspace_size, executor);
 }
 
 /* --- along one dimension: the extreme one and its place, and sums so far ------------------------------------------ */
@@ -210,85 +229,4 @@ ALONG(MinDim, (const void *self, int64_t dim, bool keep, void *out, void *indice
 ALONG(ArgMax, (const void *self, int64_t dim, bool keep, void *out), extreme, largest_of, 1, out)
 ALONG(ArgMin, (const void *self, int64_t dim, bool keep, void *out), extreme, least_of, 1, out)
 ALONG(Cumsum, (const void *self, int64_t dim, int dtype, void *out), accumulate, NULL, 1, out)
-#pragma GCC diagnostic pop
-
-/* --- products of matrices, whose leading dimensions are broadcast ------------------------------------------------- */
-
-static number entry(const struct tensor *t, const struct tensor *out, int64_t batch, int64_t row, int64_t column)
-{
-    int64_t at = t->offset + row * t->strides[t->rank - 2] + column * t->strides[t->rank - 1];
-    for (int k = out->rank - 3; k >= 0; k--) {
-        int own = k - (out->rank - t->rank);
-        if (own >= 0 && t->dims[own] != 1)
-            at += batch % out->dims[k] * t->strides[own];
-        batch /= out->dims[k];
-    }
-    return si_number(si_alias(t->data) + at * (int64_t)si_size(t->dtype), t->dtype);
-}
-
-/* scalars: what the added tensor (the last input, if there is one) and the product are multiplied with. */
-static void multiply(struct operation *op, char *workspace)
-{
-    (void)workspace;
-    const struct tensor *left = &op->t[0], *right = &op->t[1], *out = &op->t[op->count - 1];
-    int64_t n = out->dims[out->rank - 1], m = out->dims[out->rank - 2], inner = left->dims[left->rank - 1];
-    int64_t count = si_numel(out);
-    for (int64_t i = 0; i < count; i++) {
-        number sum = 0;
-        for (int64_t l = 0; l < inner; l++)
-            sum += entry(left, out, i / (m * n), i / n % m, l) * entry(right, out, i / (m * n), l, i % n);
-        if (op->count == 4)
-            sum = op->scalars[0] * si_number(si_element(&op->t[2], out, i), op->t[2].dtype) + op->scalars[1] * sum;
-        si_put(si_element(out, out, i), out->dtype, sum);
-    }
-}
-
-/* A dimension of length 1, so that a vector is a matrix. */
-static void insert_dimension(struct tensor *t, int at)
-{
-    for (int k = t->rank++; k > at; k--) {
-        t->dims[k] = t->dims[k - 1];
-        t->strides[k] = t->strides[k - 1];
-    }
-    t->dims[at] = 1;
-    t->strides[at] = 0;
-}
-
-static int check_product(struct operation *op)
-{
-    struct tensor *left = &op->t[0], *right = &op->t[1], *out = &op->t[op->count - 1];
-    if (right->rank == 1) {
-        insert_dimension(right, 1);
-        insert_dimension(out, out->rank);
-    }
-    if (left->rank == 1) {
-        insert_dimension(left, 0);
-        insert_dimension(out, out->rank - 1);
-    }
-    bool right_shapes = left->rank >= 2 && right->rank >= 2 && out->rank >= 2 &&
-                        left->dims[left->rank - 1] == right->dims[right->rank - 2] &&
-                        left->dims[left->rank - 2] == out->dims[out->rank - 2] &&
-                        right->dims[right->rank - 1] == out->dims[out->rank - 1];
-    return right_shapes ? OK : si_fail(NN_INVALID, "these are no matrices that can be multiplied");
-}
-
-#define PRODUCT(name_, parameters, handles, ...)                                                                       \
-    PHASE_1(name_, parameters)                                                                                         \
-    {                                                                                                                  \
-        struct operation op = {.name = "aclnn" #name_, .kernel = multiply};                                            \
-        const void *const tensors[] = {__VA_ARGS__}, *const scalars[] = {BARE handles NULL};                           \
-        int code = si_prepare_plain(&op, "aclnn" #name_ "GetWorkspaceSize", tensors, sizeof tensors / sizeof *tensors, \
-                                    1, scalars, sizeof scalars / sizeof *scalars - 1);                                 \
-        return si_finish_plain(&op, code ? code : check_product(&op), workspace_size, executor);                       \
-    }
-
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wunused-parameter"
-PRODUCT(Mm, (const void *self, const void *other, void *out, int8_t precision), (), self, other, out)
-PRODUCT(Matmul, (const void *self, const void *other, void *out, int8_t precision), (), self, other, out)
-PRODUCT(BatchMatMul, (const void *self, const void *other, void *out, int8_t precision), (), self, other, out)
-PRODUCT(Addmm,
-        (const void *self, const void *left, const void *right, const void *beta, const void *alpha, void *out,
-         int8_t precision),
-        (beta, alpha, ), left, right, self, out)
 #pragma GCC diagnostic pop
