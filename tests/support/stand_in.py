@@ -33,10 +33,6 @@ FORWARD = (
     "FusedLinearOnlineMaxSum",
     "FusedCrossEntropyLossWithMaxSum",
 )
-LOSSES = ("CrossEntropyLoss", "CrossEntropyLossGrad", "SoftmaxCrossEntropyWithLogits")
-#: Operators of the mathematics package.
-MATHEMATICS = ("Cast", "Exp", "InplaceAdd", "InplaceCopy", "LogSumExp", "Mul", "ReduceSum")
-_ALL = (*BACKWARD, *FORWARD, *LOSSES, *MATHEMATICS)
 FUSED = tuple(name for name in (*BACKWARD, *FORWARD) if name.startswith("Fused"))
 #: Operators that compute losses of logits, the first two since CANN 8.5.
 LOSSES = ("CrossEntropyLoss", "CrossEntropyLossGrad", "SoftmaxCrossEntropyWithLogits")

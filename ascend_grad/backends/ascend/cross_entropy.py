@@ -180,10 +180,7 @@ def _of_one_target(loss: _Loss) -> Results:
         if loss.needs_lse:
             lse = loss.log_sum_exp(z)
     found: dict[str, Any] = {}
-    if smoothed:
-        total = of_rows.weighted(rows.vector(losses))
-    else:
-        total = tokens.weighted(rows.vector(nll))
+    total = of_rows.weighted(rows.vector(losses)) if smoothed else tokens.weighted(rows.vector(nll))
     found["loss"] = tokens.reduced(tokens.of_targets(total))
     if "log_prob" in a["outputs"]:
         found["log_prob"] = tokens.of_targets(-rows.vector(nll))

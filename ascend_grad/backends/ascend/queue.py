@@ -18,7 +18,6 @@ from ... import _acl, _aclnn
 from . import determinism, quirks
 from .array import DeviceArray
 
-
 FLOAT32 = np.dtype(np.float32)
 
 #: The results of a call: arrays of the device, vectors of the queue, or None.

@@ -1,0 +1,81 @@
+"""Make random calls of the loss of logits that a device takes, and check results against those of the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+from ml_dtypes import bfloat16
+
+import ascend_grad as ag
+from ascend_grad import npu
+
+DTYPES = (np.float32, np.float16, bfloat16)
+EPS = {np.float32: 2.0**-24, np.float16: 2.0**-11, bfloat16: 2.0**-8}
+
+
+def random_arguments(seed: int, targets: tuple = (np.int64, np.int32, np.uint8)) -> tuple[dict, np.random.Generator]:
+    """Return the arguments of a random call."""
+    rng = np.random.default_rng(seed)
+    dtype = DTYPES[seed % 3]
+    rank = int(rng.integers(1, 5))
+    shape = tuple(int(n) for n in rng.integers(1, 7, rank))
+    axis = int(rng.integers(-rank, rank))
+    classes, rows = shape[axis], tuple(np.delete(shape, axis))
+    x = (rng.standard_normal(shape) * rng.choice([1, 4])).astype(dtype)
+    if rng.random() < 0.3:
+        x = np.asfortranarray(x)
+    is_dense = rng.random() < 0.4
+    arguments = {"input": x, "axis": axis, "reduction": str(rng.choice(["mean", "sum", "none"]))}
+
+    def maybe(name, value, chance=0.35):
+        if rng.random() < chance:
+            arguments[name] = value
+
+    if is_dense:
+        target = rng.random(shape).astype(rng.choice([np.float32, np.float64]))
+        target[rng.random(shape) < 0.2] = 0
+    else:
+        target = rng.integers(0, classes, rows, rng.choice(targets))
+        if target.dtype != np.uint8:
+            target = np.where(rng.random(rows) < 0.2, -100, target).astype(target.dtype)
+        maybe("grad_log_prob", rng.standard_normal(rows), 0.2)
+    arguments["target"] = target
+    maybe("class_weight", np.where(rng.random(classes) < 0.2, 0, rng.random(classes) + 0.1))
+    maybe("token_weight", np.where(rng.random(rows) < 0.2, 0, rng.random(rows)))
+    maybe("label_smoothing", float(rng.random()))
+    maybe("lse_square_scale", float(rng.random()), 0.25)
+    maybe("temperature", float(rng.random() + 0.5) if rng.random() < 0.5 else rng.random(rows) + 0.5)
+    maybe("logit_scale", float(rng.standard_normal()), 0.2)
+    maybe("denominator", float(rng.random() + 1), 0.2)
+    maybe("grad_lse", rng.standard_normal(rows), 0.2)
+    maybe("outputs", ("lse",) if is_dense else ("log_prob", "lse"))
+    grad_loss = rng.standard_normal(rows if arguments["reduction"] == "none" else ())
+    maybe("grad_loss", np.where(rng.random(grad_loss.shape) < 0.2, 0, grad_loss), 0.5)
+    if rng.random() < 0.15:
+        arguments["return_grad"] = False
+    return arguments, rng
+
+
+def in_float64(arguments: dict) -> tuple:
+    """Return the reference's results for the same values in float64."""
+    widened = {"input": arguments["input"].astype(np.float64)}
+    return ag.cross_entropy(**{**arguments, **widened}, backend="reference")
+
+
+def check(results, expected, dtype, *, widened: bool = False) -> None:
+    """Check results against the reference's. `widened`: gradients of bfloat16 come as float32."""
+    assert results._fields == expected._fields
+    for name, got, right in zip(results._fields, results, expected):
+        if right is None:
+            assert got is None
+            continue
+        got = got.numpy() if isinstance(got, npu.DeviceArray) else np.asarray(got)
+        assert got.shape == np.shape(right)
+        right_dtype = np.float32 if (widened and dtype == bfloat16) or name != "input_grad" else dtype
+        assert got.dtype == right_dtype
+        eps = 2.0**-24 + (EPS[dtype] if name == "input_grad" else 0)
+        scale = np.abs(right).max(initial=0)
+        subnormal = 2.0**-24 if dtype == np.float16 and name == "input_grad" else 0
+        assert np.array_equal(np.isnan(got), np.isnan(right)), name
+        error = np.abs(np.nan_to_num(got.astype(np.float64)) - np.nan_to_num(right))
+        scale = np.nan_to_num(scale)
+        assert np.all(error <= 2 * eps * np.abs(np.nan_to_num(right)) + 64 * 2.0**-24 * (1 + scale) + subnormal), name
