@@ -123,7 +123,7 @@ class _Part:
         threads = thread_count(options["num_threads"], _NAME)
         self._backend = HostBackend(backend == "reference", self._a["workspace_bytes"] or 0, threads)
         if call.device is not None or backend not in ("auto", "cpu", "reference"):
-            raise UnsupportedDeviceError("the operator has not been brought to the device", operator=_NAME)
+            raise UnsupportedDeviceError("the function is not implemented for the NPU", operator=_NAME)
         self._start_index, self._size = indices(options, _NAME)
         self._options = {
             name: arrays.wide(value) if isinstance(value, np.ndarray) else value

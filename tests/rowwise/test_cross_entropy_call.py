@@ -211,11 +211,3 @@ def test_the_operator_is_described_and_public():
     assert operator is table.OPERATORS["cross_entropy"]
     assert operator.device_name is None
     assert "cross_entropy" in ag.__all__
-
-
-def test_the_device_has_no_such_operator(device):
-    assert ag.explain("cross_entropy", **GOOD).backend == "cpu"
-    assert "not npu: the operator has not been brought to the device" in ag.explain("cross_entropy", **GOOD).reason
-    with pytest.raises(ag.UnsupportedDeviceError) as info:
-        ag.cross_entropy(**GOOD, backend="npu")
-    assert info.value.code == 361001
