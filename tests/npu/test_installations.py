@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from stand_in import VARIANTS, build
+from stand_in import LOSSES, VARIANTS, build
 
 PROBE = """
     import logging, sys
