@@ -264,10 +264,11 @@ def _backward_cases(operator: str, dtype: np.dtype, random: np.random.Generator)
             "weight": p.weight,
             "target": np.where(p.elsewhere, -100, p.target),
         }
-        plain = {**arguments, "reduction": "sum", "lse": _log_sum_exp(p.logits).astype(p.number)}
+        lse, entropy = _log_sum_exp(p.logits).astype(p.number), random.random(bt).astype(p.number)
+        plain = {**arguments, "reduction": "sum", "lse": lse, "entropy": entropy}
         yield f"{name} loss", {**plain, "grad_loss": 1.0}
         upstream = {each: random.standard_normal(bt) for each in OUTPUT_GRADIENTS}
-        yield f"{name} outputs", {**plain, **upstream, "entropy": random.random(bt).astype(p.number)}
+        yield f"{name} outputs", {**plain, **upstream}
         weights = {"token_weight": random.random(bt), "class_weight": 0.5 + random.random(v), "grad_loss": 1.0}
         del upstream["grad_entropy"]
         yield f"{name} loss, lse, log-probabilities", {**plain, **weights, **upstream}
