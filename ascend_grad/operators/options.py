@@ -57,6 +57,16 @@ class Option(NamedTuple):
     #: Whether the gradient of a loss with it depends on the entropy of the rows.
     needs_entropy: bool = False
 
+    @property
+    def is_array(self) -> bool:
+        """Whether it is always an array."""
+        return self.kind in (PER_ROW, PER_CLASS, PER_TARGET)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it may be one number."""
+        return self.kind in (NUMBER, NUMBER_OR_PER_ROW)
+
 
 class Output(NamedTuple):
     """A result of a loss beside the loss and its gradients."""
