@@ -52,6 +52,8 @@ class ClassOptions(TypedDict, Generic[Array], total=False):
 class JaxLossOptions(LossOptions[Array, Number], ClassOptions[Array], Generic[Array, Number], total=False):
     """Options of the loss of logits in JAX."""
 
+    dim: int | None
+
 
 class JaxLinearLossOptions(LinearLossOptions[Array, Number], ClassOptions[Array], Generic[Array, Number], total=False):
     """Options of the loss of a linear layer in JAX."""

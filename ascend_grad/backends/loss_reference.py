@@ -12,10 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-
-def square_scale(options: Mapping[str, Any]) -> float:
-    """Return the factor of the squared lse."""
-    return options["lse_square_scale"]
+from ..operators.options import has_own_divisor
 
 
 class Terms(NamedTuple):
@@ -112,10 +109,10 @@ def losses(row: Any, terms: Terms) -> tuple[NDArray, NDArray]:
     loss = np.sum(_weighted(terms.target_weights(), row.negative_log_prob(terms.entries)), axis=-1)
     if terms.smoothing:
         loss = loss + terms.smoothing * smoothed_sum(row.log_sum, terms.class_sum, row.deficits(terms.class_weight))
-    scale, loss = square_scale(terms.options), _weighted(terms.token_weight, loss)
-    if not scale:
+    loss = _weighted(terms.token_weight, loss)
+    if not has_own_divisor(terms.options):
         return loss, np.zeros_like(loss)
-    square = scale * row.lse**2
+    square = terms.options["lse_square_scale"] * row.lse**2
     return loss, np.where(square == 0, 0, _weighted(terms.token_weight, square))
 
 
@@ -140,8 +137,8 @@ def gradient(
     weights = _weighted(scaled[:, None], terms.target_weights()) - grad_log_prob
     smoothing = scaled * terms.smoothing
     a = weights.sum(axis=-1) + _weighted(smoothing, terms.class_sum) + grad_lse
-    if square_scale(terms.options):
-        a = a + 2 * _weighted(grad_square, terms.token_weight) * square_scale(terms.options) * row.lse
+    if has_own_divisor(terms.options):
+        a = a + 2 * _weighted(grad_square, terms.token_weight) * terms.options["lse_square_scale"] * row.lse
     b = np.broadcast_to(-np.asarray(grad_entropy, np.float64), rows)
 
     one_hot = np.zeros((rows, vocabulary))

@@ -12,7 +12,7 @@ import numpy as np
 from .. import arrays
 from .._call import Call, ResultSpec
 from .._rowwise_python import MASKED_LOGIT
-from ..operators.options import OUTPUT_GRADIENTS
+from ..operators.options import OUTPUT_GRADIENTS, has_own_divisor
 from ..operators.table import ROWWISE
 from . import loss_reference
 
@@ -233,7 +233,7 @@ class _Loss(ABC):
         if self._has_classes:
             weights = np.where(tokens == 0, 0, tokens * terms.class_weight[terms.entries[:, 0]])
         sums = np.sum(weights), np.sum(tokens)
-        return sums if sums[0] and (sums[1] or not loss_reference.square_scale(terms.options)) else (0.0, 0.0)
+        return sums if sums[0] and (sums[1] or not has_own_divisor(terms.options)) else (0.0, 0.0)
 
     @abstractmethod
     def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -249,7 +249,7 @@ class _Loss(ABC):
         grad = np.where((terms.token_weight != 0) & (self._divisors[0] != 0), self._grad_loss[rows], 0)
         present = np.any(np.column_stack([grad, *upstream.values()]) != 0, axis=1)
         of_loss, of_square = (np.where((grad == 0) | (each == 0), 0, grad / each) for each in self._divisors)
-        if upstream or loss_reference.square_scale(terms.options):
+        if upstream or has_own_divisor(terms.options):
             gradient = loss_reference.gradient(row, terms, of_loss, of_square, **upstream)
         else:  # the upstream gradient is the last factor, so that an infinite one leaves no differences of infinities
             ones = np.ones(rows.size)
@@ -276,7 +276,7 @@ class _Loss(ABC):
             total: Any = loss + square
         else:
             means = [np.sum(each) / by if by else np.nan for each, by in zip((loss, square), self._divisors)]
-            total = means[0] + means[1] if loss_reference.square_scale(self._a) else means[0]
+            total = means[0] + means[1] if has_own_divisor(self._a) else means[0]
         outputs = {"lse": lse, "log_prob": log_prob, "entropy": entropy, "predicted": predicted, "correct": correct}
         return {"loss": total, **outputs}
 

@@ -11,7 +11,7 @@ import ascend_grad as ag
 from .._call import Operator
 from ..arrays import BFLOAT16, FLOATING_DTYPES
 from ..operators import functions, losses, table
-from ..operators.options import NUMBER, NUMBER_OR_PER_ROW, OPTIONS, OUTPUTS
+from ..operators.options import OPTIONS, OUTPUTS
 from . import apply_npy
 from .apply_job import Job, takes_out
 from .errors import CommandError, out_of_memory
@@ -233,7 +233,7 @@ def _settings(operator: Operator) -> dict[str, tuple[type, Any]]:
     for name, parameter in inspect.signature(function).parameters.items():
         offered = name not in NOT_OFFERED or operator is table.CROSS_ENTROPY
         if name in operator.parameters and offered:
-            is_option = name in OPTIONS and OPTIONS[name].kind in (NUMBER, NUMBER_OR_PER_ROW)
+            is_option = name in OPTIONS and OPTIONS[name].is_number
             kind = float if is_option else _NUMBERS.get(str(parameter.annotation).split()[0])
             if kind is not None:
                 found[name] = (kind, parameter.default)

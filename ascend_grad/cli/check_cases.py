@@ -10,8 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .._call import Operator
+from .._dispatch import run
 from ..arrays import FLOATING_DTYPES, accumulator_dtype
+from ..backends import reference
 from ..operators.options import NUMBER, OPTIONS, OUTPUT_GRADIENTS, OUTPUTS
+from ..operators.table import OPERATORS, ROWWISE, SOFTMAX
 
 
 @dataclass(frozen=True)
@@ -31,22 +35,21 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """Yield all cases, ordered by operator and dtype."""
-    makers = (
-        (("softmax_backward", "log_softmax_backward", "softmax", "log_softmax"), _row_cases),
-        (("scaled_masked_softmax_backward", "scaled_masked_softmax"), _masked_cases),
-        (("fused_linear_cross_entropy_loss_grad",), _gradient_cases),
-        (("fused_linear_online_max_sum",), _statistics_cases),
-        (("fused_cross_entropy_loss_with_max_sum",), _loss_cases),
-        (("linear_cross_entropy",), _linear_cross_entropy_cases),
-        (("linear_cross_entropy_backward",), _backward_cases),
-        (("linear_top_k",), _top_k_cases),
-        (("cross_entropy",), _cross_entropy_cases),
-    )
-    for operators, maker in makers:
-        for operator in operators:
-            for dtype in FLOATING_DTYPES:
-                for label, arguments in maker(operator, dtype, np.random.default_rng(zlib.crc32(operator.encode()))):
-                    yield Case(operator, str(dtype), label, arguments)
+    makers = {
+        **{each.name: _row_cases for each in ROWWISE if "axis" in each.parameters},
+        **{each.name: _masked_cases for each in ROWWISE if "mask" in each.parameters},
+        "fused_linear_cross_entropy_loss_grad": _gradient_cases,
+        "fused_linear_online_max_sum": _statistics_cases,
+        "fused_cross_entropy_loss_with_max_sum": _loss_cases,
+        "linear_cross_entropy": _linear_cross_entropy_cases,
+        "linear_cross_entropy_backward": _backward_cases,
+        "linear_top_k": _top_k_cases,
+        "cross_entropy": _cross_entropy_cases,
+    }
+    for operator, maker in makers.items():
+        for dtype in FLOATING_DTYPES:
+            for label, arguments in maker(operator, dtype, np.random.default_rng(zlib.crc32(operator.encode()))):
+                yield Case(operator, str(dtype), label, arguments)
 
 
 Labelled = Iterator[tuple[str, dict[str, Any]]]
@@ -75,13 +78,6 @@ def _logits(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray:
     return 2 * random.standard_normal(shape)
 
 
-def _softmax(logits: NDArray, dim: int, *, log: bool = False) -> NDArray:
-    axis = dim if logits.ndim else None
-    shifted = logits - np.max(logits, axis=axis, keepdims=True)
-    log_p = shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
-    return log_p if log else np.exp(log_p)
-
-
 def _log_sum_exp(logits: NDArray) -> NDArray:
     largest = np.max(logits, axis=-1)
     return largest + np.log(np.sum(np.exp(logits - largest[:, None]), axis=-1))
@@ -95,15 +91,24 @@ def _turned(array: NDArray) -> NDArray:
     return view
 
 
+def _reference(operator: Operator, *values: Any) -> NDArray:
+    return run(operator, list(values), None, reference.NAME, None)
+
+
+def _operands(
+    operator: str, dtype: np.dtype, random: np.random.Generator, logits: NDArray, *settings: Any
+) -> dict[str, NDArray]:
+    """Return the arrays but for a mask: the logits, or a gradient and the result of the forward operator."""
+    values = [logits]
+    if operator.endswith("_backward"):
+        forward = OPERATORS[operator.removesuffix("_backward")]
+        values = [random.standard_normal(logits.shape), _reference(forward, logits, *settings)]
+    return {name: np.asarray(each).astype(dtype) for name, each in zip(OPERATORS[operator].array_names, values)}
+
+
 def _row_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -> Labelled:
     for shape, dim in ROWS:
-        logits = _logits(random, shape)
-        if operator.endswith("backward"):
-            y = _softmax(logits, dim, log=operator.startswith("log"))
-            inputs = {"grad_output": random.standard_normal(shape), "output": y}
-        else:
-            inputs = {"input": logits}
-        inputs = {name: np.asarray(array).astype(dtype) for name, array in inputs.items()}
+        inputs = _operands(operator, dtype, random, np.asarray(_logits(random, shape)), dim)
         yield f"{shape} dim {dim}", {**inputs, "dim": dim}
         if len(shape) == 2:
             turned = {name: _turned(array) for name, array in inputs.items()}
@@ -114,12 +119,10 @@ def _masked_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -
     for shape, heads in MASKED:
         logits = _logits(random, shape)
         mask = random.random((shape[0], heads, *shape[2:])) < 0.3
-        if operator.endswith("backward"):
-            inputs = {"grad_output": random.standard_normal(shape), "y": _softmax(logits, -1)}
-        else:
-            inputs = {"x": logits}
+        # The gradient has the masked elements in its sums, so that they are not 0 here.
+        inputs = _operands(operator, dtype, random, logits, np.zeros_like(mask), 1.0, False)
+        if not operator.endswith("_backward"):
             mask[0, 0, 0] = True  # a completely masked row
-        inputs = {name: array.astype(dtype) for name, array in inputs.items()}
         for scale in SCALES:
             yield f"{shape} scale {scale}", {**inputs, "mask": mask, "scale": scale}
 
@@ -176,7 +179,7 @@ def _gradient_cases(operator: str, dtype: np.dtype, random: np.random.Generator)
         grad[1::5] = 0
         bits = np.packbits(p.elsewhere, bitorder="little")
         statistics = {"logits_max": p.logits_max, "sum_exp_logits": p.sum_exp_logits}
-        stored = {"softmax": _softmax(p.logits, -1).astype(p.number)}
+        stored = {"softmax": _reference(SOFTMAX, p.logits, -1).astype(p.number)}
         for label, mask, index, mode in (
             ("recomputed, bits, int64", bits, np.int64, statistics),
             ("stored, bools, int32", p.elsewhere, np.int32, stored),
@@ -261,10 +264,11 @@ def _backward_cases(operator: str, dtype: np.dtype, random: np.random.Generator)
             "weight": p.weight,
             "target": np.where(p.elsewhere, -100, p.target),
         }
-        plain = {**arguments, "reduction": "sum", "lse": _log_sum_exp(p.logits).astype(p.number)}
+        lse, entropy = _log_sum_exp(p.logits).astype(p.number), random.random(bt).astype(p.number)
+        plain = {**arguments, "reduction": "sum", "lse": lse, "entropy": entropy}
         yield f"{name} loss", {**plain, "grad_loss": 1.0}
         upstream = {each: random.standard_normal(bt) for each in OUTPUT_GRADIENTS}
-        yield f"{name} outputs", {**plain, **upstream, "entropy": random.random(bt).astype(p.number)}
+        yield f"{name} outputs", {**plain, **upstream}
         weights = {"token_weight": random.random(bt), "class_weight": 0.5 + random.random(v), "grad_loss": 1.0}
         del upstream["grad_entropy"]
         yield f"{name} loss, lse, log-probabilities", {**plain, **weights, **upstream}

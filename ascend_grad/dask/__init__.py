@@ -12,24 +12,13 @@ try:
 except ImportError as error:
     raise ImportError(f"ascend_grad.dask needs dask (pip install 'dask[array]'): {error}", name="dask") from error
 
+from . import rowwise
 from .losses import cross_entropy, linear_cross_entropy, linear_top_k
-from .rowwise import (
-    log_softmax,
-    log_softmax_backward,
-    scaled_masked_softmax,
-    scaled_masked_softmax_backward,
-    softmax,
-    softmax_backward,
-)
+from .rowwise import *
 
 __all__ = [
     "cross_entropy",
     "linear_cross_entropy",
     "linear_top_k",
-    "log_softmax",
-    "log_softmax_backward",
-    "scaled_masked_softmax",
-    "scaled_masked_softmax_backward",
-    "softmax",
-    "softmax_backward",
 ]
+__all__ += rowwise.__all__

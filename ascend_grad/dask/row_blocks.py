@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from .._call import Call, Operator
 from .._loss_arguments import weight_sums
 from ..arguments import MAX_INDEX
-from ..operators.options import NUMBER_OR_PER_ROW, OPTIONS, OUTPUTS, PER_CLASS, PER_ROW, PER_TARGET, is_zero
+from ..operators.options import NUMBER_OR_PER_ROW, OPTIONS, OUTPUTS, PER_CLASS, is_zero
 from ..operators.results import loss_result
 from . import tasks
 from .arrays import as_dask_arrays, backend_of_blocks, check_one_chunk, placeholder, validated
@@ -25,10 +25,7 @@ _WHOLE = ("weight", *(option.name for option in OPTIONS.values() if option.kind 
 #: Arguments that are one number, or an array with a number for each row.
 OR_NUMBERS = ("grad_loss", *(option.name for option in OPTIONS.values() if option.kind == NUMBER_OR_PER_ROW))
 #: Arguments that the divisor of a mean depends on, which are small.
-_WEIGHTS = (
-    "target",
-    *(each.name for each in OPTIONS.values() if each.of_logits and each.kind in (PER_ROW, PER_CLASS, PER_TARGET)),
-)
+_WEIGHTS = ("target", *(each.name for each in OPTIONS.values() if each.of_logits and each.is_array))
 
 Index = tuple[int, ...]
 

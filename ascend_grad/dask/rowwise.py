@@ -21,6 +21,9 @@ from .arrays import WORDS, as_dask_arrays, backend_of_blocks, check_one_chunk, p
 if TYPE_CHECKING:
     from ..option_types import BlockOptions
 
+__all__ = ["log_softmax", "scaled_masked_softmax", "softmax"]
+__all__ += ["log_softmax_backward", "scaled_masked_softmax_backward", "softmax_backward"]
+
 _OPTIONS = {"backend": None, "num_threads": 1}
 
 

@@ -12,11 +12,8 @@ import ascend_grad as ag
 from .._dispatch import run
 from ..arrays import accumulator_dtype
 from ..errors import ParamInvalidError
+from ..operators.options import WITH_OWN_DIVISOR, has_own_divisor
 from ..operators.table import OPERATORS
-
-#: The factor of the squared lse, which a mean divides by another sum of weights than the cross-entropy.
-_SQUARE = "lse_square_scale"
-
 
 # ---- blocks of rows --------------------------------------------------------------------------------------------------
 
@@ -93,14 +90,15 @@ def _share(settings: dict[str, Any], sums: NDArray | None) -> dict[str, Any]:
     if settings["reduction"] != "mean":
         return settings
     size, rest = _divisors(settings, sums)
-    square = settings[_SQUARE]
+    factors = {name: settings[name] for name in WITH_OWN_DIVISOR}
     with np.errstate(all="ignore"):
-        if sums is not None and square and sums[1]:
-            # The squared lse is divided by another sum of weights than the rest. An infinite sum makes the mean NaN.
-            ratio = square * float(sums[0] / sums[1])
-            square = ratio if np.isfinite(ratio) else square
+        for name, factor in factors.items():
+            if sums is not None and factor and sums[1]:
+                # The term is divided by another sum of weights than the rest. An infinite sum makes the mean NaN.
+                ratio = factor * float(sums[0] / sums[1])
+                factors[name] = ratio if np.isfinite(ratio) else factor
         grad = 0.0 if _is_undefined(settings, sums) else float(settings["grad_loss"] / rest)
-    return settings | {"denominator": size, _SQUARE: square, "grad_loss": grad}
+    return settings | factors | {"denominator": size, "grad_loss": grad}
 
 
 def _divisors(settings: dict[str, Any], sums: NDArray | None) -> tuple[float, np.float64]:
@@ -112,7 +110,7 @@ def _divisors(settings: dict[str, Any], sums: NDArray | None) -> tuple[float, np
 
 def _is_undefined(settings: dict[str, Any], sums: NDArray | None) -> bool:
     """Return whether the loss is a mean over weights whose sum is 0, which is NaN and has no gradient."""
-    return sums is not None and bool(not sums[0] or (settings[_SQUARE] and not sums[1]))
+    return sums is not None and bool(not sums[0] or (has_own_divisor(settings) and not sums[1]))
 
 
 def reduced(total: NDArray, sums: NDArray | None, settings: dict[str, Any], dtype: np.dtype) -> NDArray:

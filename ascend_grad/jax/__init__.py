@@ -19,16 +19,15 @@ if not hasattr(jax, "enable_x64"):  # older JAX would round results of float64
     raise ImportError(f"ascend_grad.jax needs JAX 0.8 or newer, found {jax.__version__}")
 
 from .. import _xla_frame, _xla_losses  # type: ignore[attr-defined]  # noqa: F401  (see ascend_grad._compiled)
+from . import rowwise
 from .cross_entropy import cross_entropy
 from .linear import linear_cross_entropy
-from .rowwise import log_softmax, scaled_masked_softmax, softmax
+from .rowwise import *
 from .top_k import linear_top_k
 
 __all__ = [
     "cross_entropy",
     "linear_cross_entropy",
     "linear_top_k",
-    "log_softmax",
-    "scaled_masked_softmax",
-    "softmax",
 ]
+__all__ += rowwise.__all__

@@ -26,25 +26,13 @@ _OPTIONS = options_of(of_logits=True)
 
 @overload
 def cross_entropy(
-    input: jax.Array,
-    target: jax.Array,
-    axis: int = -1,
-    *,
-    dim: int | None = None,
-    outputs: tuple[()] = (),
-    **options: Unpack[Options],
+    input: jax.Array, target: jax.Array, axis: int = -1, *, outputs: tuple[()] = (), **options: Unpack[Options]
 ) -> jax.Array: ...
 
 
 @overload
 def cross_entropy(
-    input: jax.Array,
-    target: jax.Array,
-    axis: int = -1,
-    *,
-    dim: int | None = None,
-    outputs: Outputs,
-    **options: Unpack[Options],
+    input: jax.Array, target: jax.Array, axis: int = -1, *, outputs: Outputs, **options: Unpack[Options]
 ) -> LossResult[jax.Array]: ...
 
 

@@ -53,7 +53,7 @@ class Settings(NamedTuple):
     @property
     def saved(self) -> tuple[str, ...]:
         """Return the statistics that the gradient of the outputs of a layer's loss is computed from."""
-        return () if self.operator == "cross_entropy" else statistics_for_backward(self.outputs)
+        return () if self.operator == "cross_entropy" else statistics_for_backward(self.outputs, dict(self.attributes))
 
 
 def accumulator(input: jax.Array) -> np.dtype:

@@ -18,6 +18,8 @@ from ..operators.signatures import documented
 from .arrays import WORDS, as_array, as_floating, check
 from .meshes import aligned, compiled_call, sharded_as
 
+__all__ = ["log_softmax", "scaled_masked_softmax", "softmax"]
+
 _TARGET = "ascend_grad_rowwise"
 jax.ffi.register_ffi_target(_TARGET, _xla_rowwise.handler(), platform="cpu")
 

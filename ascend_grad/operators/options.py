@@ -58,6 +58,20 @@ class Option(NamedTuple):
     of_logits: bool = True
     #: The losses that devices compute with it.
     on_device: tuple[str, ...] = ()
+    #: Whether it is the factor of a term of its own, which a mean divides by the sum of the token weights alone.
+    has_own_divisor: bool = False
+    #: Whether the gradient of a loss with it depends on the entropy of the rows.
+    needs_entropy: bool = False
+
+    @property
+    def is_array(self) -> bool:
+        """Whether it is always an array."""
+        return self.kind in (PER_ROW, PER_CLASS, PER_TARGET)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it may be one number."""
+        return self.kind in (NUMBER, NUMBER_OR_PER_ROW)
 
 
 class Output(NamedTuple):
@@ -123,6 +137,7 @@ OPTIONS = {
             FINITE,
             "The factor of the squared :math:`\\mathrm{lse}`, which keeps logits from drifting (z-loss).",
             on_device=("cross_entropy",),
+            has_own_divisor=True,
         ),
         Option(
             "temperature",
@@ -210,6 +225,9 @@ OUTPUTS = {
     )
 }
 
+#: The options that are factors of terms with a divisor of their own; see `has_own_divisor`.
+WITH_OWN_DIVISOR = tuple(option.name for option in OPTIONS.values() if option.has_own_divisor)
+
 #: Arguments with upstream gradients of outputs.
 OUTPUT_GRADIENTS = tuple(f"grad_{name}" for name, output in OUTPUTS.items() if output.has_gradient)
 
@@ -233,11 +251,29 @@ def by_group(parameters: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def statistics_for_backward(outputs: Collection[str]) -> tuple[str, ...]:
+def has_own_divisor(options: Mapping[str, Any]) -> bool:
+    """Return whether a loss has a term that a mean divides by the sum of the token weights alone.
+
+    A tensor counts as one, as reading its value may wait for a device.
+    """
+    values = [options.get(name, 0.0) for name in WITH_OWN_DIVISOR]
+    return any(not isinstance(value, (int, float)) or value != 0 for value in values)
+
+
+def needs_entropy(outputs: Collection[str], options: Mapping[str, Any]) -> bool:
+    """Return whether outputs of a loss, or its gradients with these options, depend on the entropy of the rows."""
+    return (
+        "entropy" in outputs
+        or options.get("grad_entropy") is not None
+        or any(OPTIONS[name].needs_entropy for name in given_options(options))
+    )
+
+
+def statistics_for_backward(outputs: Collection[str], options: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the outputs that `linear_cross_entropy_backward` needs for the gradients of these outputs."""
     if not any(OUTPUTS[name].has_gradient for name in outputs):
         return ()
-    return ("lse", "entropy") if "entropy" in outputs else ("lse",)
+    return ("lse", "entropy") if needs_entropy(outputs, options) else ("lse",)
 
 
 def is_zero(probabilities: object) -> bool:

@@ -6,24 +6,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._call import Check, Operator
-from .._checks import Floating, Integer, NotNone, Shape, TrueOrFalse
+from .._checks import Integer, TrueOrFalse
 from .._loss_checks import (
     EntropyForItsGradient,
-    LeadingDimensions,
     PositiveValues,
     Reduction,
     SomeUpstreamGradient,
-    Workspace,
 )
-from .options import MIN_WORKSPACE_BYTES, OPTIONS, OUTPUT_GRADIENTS, PER_CLASS, given_options
+from .options import OPTIONS, OUTPUT_GRADIENTS, PER_CLASS, given_options
 from .table import (
     LINEAR_OPTIONS,
     STATISTICS_AND_GRADIENTS,
+    TOP_K_OPTIONS,
     arrays_among,
     checks_of,
     ignored,
     limits,
     targets_of_layer,
+    top_k_checks,
     upstream_gradients,
 )
 
@@ -118,22 +118,13 @@ SETTINGS = tuple(
 VOCABULARY_PARALLEL_TOP_K = Operator(
     "parallel.linear_top_k",
     None,
-    "input weight_shard k temperature bias logit_scale softcap workspace_bytes",
+    f"input weight_shard k {TOP_K_OPTIONS} workspace_bytes",
     family="linear",
     kernels="top_k",
     arrays="input weight_shard",
     mixes="temperature bias",
     optional="temperature bias",
-    checks=[
-        NotNone(),
-        Floating("input", "weight_shard", converts=True),
-        LeadingDimensions("input", "temperature"),
-        Shape("input", "BT", "H"),
-        Shape("weight_shard", "V", "H"),
-        Integer("k", 1),
-        *checks_of("temperature bias logit_scale softcap"),
-        Workspace(MIN_WORKSPACE_BYTES),
-    ],
+    checks=top_k_checks("weight_shard", Integer("k", 1)),
     value_checks=[PositiveValues("temperature")],
     results=[],
 )

@@ -221,6 +221,6 @@ def _entry(name: str, words: Words) -> str:
 @cache
 def _text(name: str) -> str:
     text = OPTIONS[name].text
-    if OPTIONS[name].kind in (PER_ROW, PER_CLASS, PER_TARGET):
+    if OPTIONS[name].is_array:
         text += " Of any of the four dtypes."
     return textwrap.indent(textwrap.fill(text, 108), "    ")

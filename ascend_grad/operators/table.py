@@ -435,26 +435,35 @@ LINEAR_CROSS_ENTROPY_BACKWARD = Operator(
     ],
 )
 
+
+#: The options of the largest log-probabilities.
+TOP_K_OPTIONS = "temperature bias logit_scale softcap"
+
+
+def top_k_checks(weight: str, *of_k: Check) -> list[Check]:
+    """Return the checks of the largest log-probabilities. `of_k` are those of the number of them."""
+    return [
+        NotNone(),
+        Floating("input", weight, converts=True),
+        LeadingDimensions("input", "temperature"),
+        Shape("input", "BT", "H"),
+        Shape(weight, "V", "H"),
+        *of_k,
+        *checks_of(TOP_K_OPTIONS),
+        Workspace(MIN_WORKSPACE_BYTES),
+    ]
+
+
 LINEAR_TOP_K = Operator(
     "linear_top_k",
     None,
-    "input weight k temperature bias logit_scale softcap workspace_bytes",
+    f"input weight k {TOP_K_OPTIONS} workspace_bytes",
     family="linear",
     kernels="top_k",
     arrays="input weight",
     mixes="temperature bias",
     optional="temperature bias",
-    checks=[
-        NotNone(),
-        Floating("input", "weight", converts=True),
-        LeadingDimensions("input", "temperature"),
-        Shape("input", "BT", "H"),
-        Shape("weight", "V", "H"),
-        NonemptyVocabulary("weight"),
-        Integer("k", 1, MAX_TOP_K, counts_entries=True),
-        *checks_of("temperature bias logit_scale softcap"),
-        Workspace(MIN_WORKSPACE_BYTES),
-    ],
+    checks=top_k_checks("weight", NonemptyVocabulary("weight"), Integer("k", 1, MAX_TOP_K, counts_entries=True)),
     value_checks=[PositiveValues("temperature")],
     results=[
         Result("log_prob", like="input", dims=("BT", "k"), dtype=ACCUMULATOR),

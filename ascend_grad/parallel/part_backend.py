@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from ..operators import functions, losses
 from ..operators.table import FUSED_LINEAR_ONLINE_MAX_SUM
 from .row_losses import Problem, RowArrays, upstream_of_rows
 from .row_statistics import PartStatistics, RowStatistics, empty_part
+
+#: The arrays for the gradients by name, None for those that are not requested.
+Results: TypeAlias = dict[str, NDArray | None]
 
 
 class HostBackend(NamedTuple):
@@ -44,12 +47,7 @@ class HostBackend(NamedTuple):
         return PartStatistics(*found)
 
     def gradients(
-        self,
-        problem: Problem,
-        statistics: RowStatistics,
-        rows: RowArrays,
-        results: dict[str, NDArray | None],
-        logits: NDArray | None,
+        self, problem: Problem, statistics: RowStatistics, rows: RowArrays, results: Results, logits: NDArray | None
     ) -> None:
         """Write gradients, from statistics of the whole vocabulary. `logits` None: they are computed again."""
         arguments = problem.input, problem.weight, problem.target, problem.options, statistics.numbers
@@ -104,12 +102,7 @@ class DeviceBackend(NamedTuple):
         return part
 
     def gradients(
-        self,
-        problem: Problem,
-        statistics: RowStatistics,
-        rows: RowArrays,
-        results: dict[str, NDArray | None],
-        logits: NDArray | None,
+        self, problem: Problem, statistics: RowStatistics, rows: RowArrays, results: Results, logits: NDArray | None
     ) -> None:
         """Write the same gradients as `HostBackend.gradients`."""
         requested = [results["input_grad"] is not None, results["weight_grad"] is not None]

@@ -23,9 +23,8 @@ from .._linear_python import default_workspace_bytes
 from .._loss_arguments import weight_sums
 from ..arguments import MAX_INDEX, integer, shown, thread_count, warn
 from ..backends.ascend import limits
-from ..backends.loss_reference import square_scale
 from ..errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
-from ..operators.options import OUTPUT_GRADIENTS, OUTPUTS
+from ..operators.options import OUTPUT_GRADIENTS, OUTPUTS, has_own_divisor, needs_entropy
 from ..operators.ranks import (
     ARGUMENTS_OF_PARTS,
     DATA_PARALLEL,
@@ -151,7 +150,7 @@ class Shard:
             sums=np.zeros((of_statistics, NUMBERS + targets), dtype),
             first=np.zeros(rows if self._needs_predicted else 0),
             losses=np.zeros(rows),
-            squares=np.zeros(rows if square_scale(self._a) else 0),
+            squares=np.zeros(rows if has_own_divisor(self._a) else 0),
             outputs={
                 name: np.zeros(
                     self.target.shape if OUTPUTS[name].is_of_targets else rows,
@@ -362,15 +361,14 @@ class Shard:
 
     def _prepare(self) -> None:
         """Describe the problem, and choose how the gradients of row chunks are added."""
-        if self._denominators[0] == 0 or (square_scale(self._a) and self._denominators[1] == 0):
+        if self._denominators[0] == 0 or (has_own_divisor(self._a) and self._denominators[1] == 0):
             self._denominators[...] = 0  # the mean is NaN, and has no gradient
-        needs_entropy = "entropy" in self._a["outputs"] or "grad_entropy" in self._vectors
         options = {
             **{name: self._a[name] for name in ARGUMENTS_OF_PARTS},
             "grad_loss": self._a["grad_loss"] if isinstance(self._a["grad_loss"], float) else None,
             **{name: vector for name, vector in self._vectors.items() if name not in ("lse", "entropy")},
             "vocab_start_index": self.start,
-            "with_more": self._needs_predicted or needs_entropy,
+            "with_more": self._needs_predicted or needs_entropy(self._a["outputs"], self._a),
             "with_outputs": bool(self._a["outputs"]) or any(name in self._vectors for name in OUTPUT_GRADIENTS),
             "vocab": self.vocab_size,
             "own_class_sum": self._own_class_sum,

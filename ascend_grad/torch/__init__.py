@@ -19,38 +19,19 @@ except ImportError as error:
 if not hasattr(torch, "accelerator"):  # added in torch 2.6
     raise ImportError(f"ascend_grad.torch needs torch 2.6 or newer, found {torch.__version__}")
 
-from . import compat
+from . import compat, fused, rowwise
 from .cross_entropy import cross_entropy
-from .fused import (
-    fused_cross_entropy_loss_with_max_sum,
-    fused_linear_cross_entropy_loss_grad,
-    fused_linear_online_max_sum,
-)
+from .fused import *
 from .linear import linear_cross_entropy
 from .loss import LinearCrossEntropyLoss
-from .rowwise import (
-    log_softmax,
-    log_softmax_backward,
-    scaled_masked_softmax,
-    scaled_masked_softmax_backward,
-    softmax,
-    softmax_backward,
-)
+from .rowwise import *
 from .top_k import linear_top_k
 
 __all__ = [
     "LinearCrossEntropyLoss",
     "compat",
     "cross_entropy",
-    "fused_cross_entropy_loss_with_max_sum",
-    "fused_linear_cross_entropy_loss_grad",
-    "fused_linear_online_max_sum",
     "linear_cross_entropy",
     "linear_top_k",
-    "log_softmax",
-    "log_softmax_backward",
-    "scaled_masked_softmax",
-    "scaled_masked_softmax_backward",
-    "softmax",
-    "softmax_backward",
 ]
+__all__ += fused.__all__ + rowwise.__all__

@@ -26,6 +26,12 @@ from .operators import (
 )
 from .tensors import TENSORS, are_plain, check_tensors, detached, threads_of
 
+__all__ = [
+    "fused_cross_entropy_loss_with_max_sum",
+    "fused_linear_cross_entropy_loss_grad",
+    "fused_linear_online_max_sum",
+]
+
 _STATISTICS = "fused_linear_online_max_sum"
 _LOSS = "fused_cross_entropy_loss_with_max_sum"
 _GRADIENT = "fused_linear_cross_entropy_loss_grad"

@@ -167,7 +167,7 @@ def unrounded_loss(
         "reduction": reduction,
         "ignore_index": ignore_index,
         **{f"{name}_grad": with_gradients and each is not None and each.requires_grad for name, each in layer.items()},
-        "outputs": computed_outputs(outputs),
+        "outputs": computed_outputs(outputs, options),
         "num_threads": num_threads,
         "shard": None if shard is None else shard.number(rows, linear_weight, classes),
     }

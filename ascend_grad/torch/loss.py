@@ -12,7 +12,7 @@ import torch
 from ..arguments import integer, shown
 from ..errors import AscendGradError, ParamInvalidError, rename
 from ..inspection import bound_call
-from ..operators.options import NUMBER, NUMBER_OR_PER_ROW, OPTIONS
+from ..operators.options import OPTIONS
 from ..operators.results import LossResult
 from ..operators.signatures import Words, completed, options_of, with_options
 from .linear import linear_cross_entropy
@@ -81,7 +81,7 @@ def _length(value: object, name: str) -> int:
 _OPTIONS = {
     name: default
     for name, default in options_of(without=("label_smoothing", "denominator", "outputs")).items()
-    if OPTIONS[name].kind in (NUMBER, NUMBER_OR_PER_ROW)
+    if OPTIONS[name].is_number
 }
 
 

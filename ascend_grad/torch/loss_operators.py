@@ -17,18 +17,7 @@ import ascend_grad as ag
 
 from ..arguments import MAX_INDEX, integer, real_number, shown
 from ..errors import ParamInvalidError, ParamTypeError
-from ..operators.options import (
-    NUMBER,
-    NUMBER_OR_PER_ROW,
-    OPTIONS,
-    OUTPUT_GRADIENTS,
-    OUTPUTS,
-    PER_CLASS,
-    PER_ROW,
-    PER_TARGET,
-    Output,
-    is_zero,
-)
+from ..operators.options import NUMBER_OR_PER_ROW, OPTIONS, OUTPUT_GRADIENTS, OUTPUTS, Output, is_zero
 from .operators import (
     accumulator,
     is_traced,
@@ -46,7 +35,7 @@ Problem: TypeAlias = dict[str, Any]
 
 #: The options that are numbers, each with its default. Only those whose default is None may be None.
 NUMBERS = {
-    **{each.name: each.default for each in OPTIONS.values() if each.kind in (NUMBER, NUMBER_OR_PER_ROW)},
+    **{each.name: each.default for each in OPTIONS.values() if each.is_number},
     "filter_eps": 0.0,
 }
 #: The name of the tensor in a schema that has a number for each row, instead of the number.
@@ -77,8 +66,8 @@ class Loss:
 
     def __init__(self, name: str, *, of_logits: bool):
         options = [each for each in OPTIONS.values() if each.of_logits or not of_logits]
-        arrays = [each.name for each in options if each.kind in (PER_ROW, PER_CLASS, PER_TARGET)]
-        numbers = [each for each in options if each.kind in (NUMBER, NUMBER_OR_PER_ROW)]
+        arrays = [each.name for each in options if each.is_array]
+        numbers = [each for each in options if each.is_number]
         rows = [ROWS_OF[each.name] for each in numbers if each.name in ROWS_OF]
         upstream = ["grad_loss", *(OUTPUT_GRADIENTS if of_logits else ())]
         layer = [] if of_logits else ["weight"]

@@ -17,8 +17,10 @@ from torch.utils.flop_counter import register_flop_formula
 
 import ascend_grad as ag
 
+from .._call import Operator
 from ..arguments import advice_on_gradient, real_number, shown
 from ..errors import ParamInvalidError, ParamTypeError
+from ..operators.table import ROWWISE
 from .tensors import are_plain, are_readable, check_tensors, detached
 
 #: What has been registered. torch keeps it and the operators when this module is imported once more.
@@ -159,16 +161,16 @@ def _scaled_masked_vmap(name: str, info, in_dims: tuple, *arguments) -> tuple[to
     return result.unflatten(0, (size, -1)), 0
 
 
-for _name, _schema in (
-    ("softmax", "Tensor input, int dim"),
-    ("log_softmax", "Tensor input, int dim"),
-    ("softmax_backward", "Tensor grad_output, Tensor output, int dim"),
-    ("log_softmax_backward", "Tensor grad_output, Tensor output, int dim"),
-    ("scaled_masked_softmax", "Tensor x, Tensor mask, Tensor scale"),
-    ("scaled_masked_softmax_backward", "Tensor grad_output, Tensor y, Tensor mask, Tensor scale"),
-):
-    _vmap = _scaled_masked_vmap if "scale" in _schema else _softmax_vmap
-    register(_name, f"({_schema}, SymInt? num_threads) -> Tensor", partial(_rowwise, _name), _rowwise_fake, _vmap)
+def rowwise_schema(operator: Operator) -> str:
+    """Return the schema of a row-wise operator. Compiled graphs take a scale as a tensor, so that it may change."""
+    tensors = ", ".join(f"Tensor {name}" for name in operator.array_names)
+    setting = "Tensor scale" if "scale" in operator.parameters else "int dim"
+    return f"({tensors}, {setting}, SymInt? num_threads) -> Tensor"
+
+
+for _operator in ROWWISE:
+    _vmap = _scaled_masked_vmap if "scale" in _operator.parameters else _softmax_vmap
+    register(_operator.name, rowwise_schema(_operator), partial(_rowwise, _operator.name), _rowwise_fake, _vmap)
 
 
 def rowwise(name: str, *arguments: Any) -> torch.Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
@@ -39,9 +39,9 @@ def check_outputs(operator: str, outputs: object) -> None:
             raise ParamInvalidError(f"outputs: expected {expected}, got {each!r}", operator=operator)
 
 
-def computed_outputs(outputs: Sequence[str]) -> list[str]:
+def computed_outputs(outputs: Sequence[str], options: Mapping[str, Any]) -> list[str]:
     """Return the names of the outputs to compute: those that are requested, and those that backward needs."""
-    return [*outputs, *(name for name in statistics_for_backward(outputs) if name not in outputs)]
+    return [*outputs, *(name for name in statistics_for_backward(outputs, options) if name not in outputs)]
 
 
 def statistics(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ..errors import ParamInvalidError, ParamTypeError
-from ..operators.options import NUMBER_OR_PER_ROW, OPTIONS, PER_CLASS, PER_ROW, PER_TARGET
+from ..operators.options import NUMBER_OR_PER_ROW, OPTIONS, PER_CLASS, PER_ROW, PER_TARGET, has_own_divisor
 from .linear_loss import Names, Options, check_shape, checked, converted, refuse, unrounded_loss
 from .loss_operators import (
     LINEAR,
@@ -42,8 +42,7 @@ def summed_loss(
     **keywords: Any,
 ) -> Computed:
     """Return the sum of the rows' losses with different factors for the cross-entropy and for the squared lse."""
-    scale = options.get("lse_square_scale", 0.0)
-    if of_square is of_row or (not isinstance(scale, torch.Tensor) and scale == 0):
+    if of_square is of_row or not has_own_divisor(options):
         changed = {**options, "token_weight": of_row}
         return unrounded_loss(input, linear_weight, target, "sum", ignore_index, changed, **keywords)
     outputs = tuple(dict.fromkeys((*options.get("outputs", ()), "lse")))
@@ -51,7 +50,7 @@ def summed_loss(
     found = unrounded_loss(input, linear_weight, target, "sum", ignore_index, changed, **keywords)
     # Rows without weight add nothing, whatever their lse is.
     counted = _are_counted(target, ignore_index, options) & (of_square != 0)
-    squares = scale * torch.where(counted, found["lse"], 0) ** 2 * of_square
+    squares = options["lse_square_scale"] * torch.where(counted, found["lse"], 0) ** 2 * of_square
     loss = found["loss"]
     return {**found, "loss": loss + torch.where(counted, squares, 0).sum().to(loss.dtype)}
 

@@ -19,6 +19,9 @@ from ..operators.signatures import documented
 from .operators import apply, is_traced, register_gradient, rowwise, traced_number
 from .tensors import TENSORS, check_floating, check_tensors, threads_of
 
+__all__ = ["log_softmax", "scaled_masked_softmax", "softmax"]
+__all__ += ["log_softmax_backward", "scaled_masked_softmax_backward", "softmax_backward"]
+
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 

@@ -67,6 +67,7 @@ from ascend_grad._loss_options cimport (
     has_target_grads,
     has_upstream,
     is_dense,
+    needs_entropy,
     number_of,
     round_class_weights,
     set_denominators,
@@ -111,7 +112,7 @@ cdef void describe_loss(Loss *x) noexcept nogil:
         x.p.transform.is_needed or o.label_smoothing > 0 or has_square(o) or o.class_weight != NULL
         or o.target_prob != NULL or is_dense(o) or x.lse != NULL or x.is_part
     )
-    x.p.with_moments = o.outputs.entropy != NULL or o.label_smoothing > 0 or is_dense(o) or x.with_more
+    x.p.with_moments = needs_entropy(o) or o.label_smoothing > 0 or is_dense(o) or x.with_more
     x.p.with_more = x.p.with_moments or o.outputs.predicted != NULL or o.outputs.correct != NULL
     x.p.label_smoothing, x.p.class_weight = o.label_smoothing, o.class_weight if o.label_smoothing > 0 else NULL
     x.p.class_sum, x.p.class_scale = x.p.vocab, 1

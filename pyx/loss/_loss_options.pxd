@@ -140,6 +140,11 @@ cdef inline bint has_output_grads(const LossOptions *o) noexcept nogil:
     return o.grad_lse != NULL or o.grad_log_prob != NULL or o.grad_entropy != NULL
 
 
+cdef inline bint needs_entropy(const LossOptions *o) noexcept nogil:
+    """Return whether outputs or gradients depend on the entropy of the rows."""
+    return o.outputs.entropy != NULL or o.grad_entropy != NULL
+
+
 cdef inline bint has_outputs(const LossOptions *o) noexcept nogil:
     cdef const Outputs *outputs = &o.outputs
     return (

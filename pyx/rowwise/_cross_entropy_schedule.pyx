@@ -47,6 +47,7 @@ from ascend_grad._loss_options cimport (
     has_square,
     is_dense,
     is_ignored,
+    needs_entropy,
     round_class_weights,
     set_denominators,
     target_at,
@@ -91,8 +92,8 @@ cdef ag_row_op plan_of(const CrossEntropy *x, Py_ssize_t classes, bint has_other
     if is_dense(&x.o):
         return AG_LOSS_EXP_OF_DENSE
     if (
-        x.o.outputs.entropy != NULL or x.o.outputs.predicted != NULL or x.o.outputs.correct != NULL
-        or x.o.temperatures != NULL or x.o.grad_entropy != NULL or is_transformed(&x.o)
+        needs_entropy(&x.o) or x.o.outputs.predicted != NULL or x.o.outputs.correct != NULL
+        or x.o.temperatures != NULL or is_transformed(&x.o)
     ):
         return AG_LOSS_EXP_OF_ROWS
     # The kernel of strips computes label smoothing. With every instruction set, strips have up to AG_STRIP_ROWS(2) rows.
@@ -118,7 +119,7 @@ cdef void prepare_loss(CrossEntropy *x, const Problem *p, int threads) noexcept 
     x.kernels = loss_kernels(&x.s)
     x.is_single_target = is_single_target(x)
     x.needs_deficit = x.o.label_smoothing != 0 and not is_dense(&x.o)  # dense targets have smoothed weights
-    x.needs_moment = x.o.outputs.entropy != NULL or x.o.grad_entropy != NULL
+    x.needs_moment = needs_entropy(&x.o)
     x.deficit_sum = AG_LOSS_DEFICIT if x.o.class_weight == NULL else AG_LOSS_WEIGHTED_DEFICIT
     x.chunk = max(<Py_ssize_t>1, min(min(<Py_ssize_t>MAX_CHUNK, most), CACHED_BYTES // row_bytes))
     x.cached_bytes = 0

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from array_calls import linear_results, rowwise_results
 from faults import INVALID, TYPE, assert_refused_beside, outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_samples import GRADIENT, LINEAR, LOSS, STATISTICS, WHOLE, problem_of
 from producers import Exchanged
 from python_threads import empty_on_threads, in_threads
-from samples import DTYPES, assert_identical, pairs_of_results, random_problem
+from samples import DTYPES, assert_identical, pairs_of_results
 
 import ascend_grad as ag
 from ascend_grad import arguments
@@ -45,20 +46,13 @@ def _mode(request: pytest.FixtureRequest):
 @pytest.mark.usefixtures("_mode")
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 0, 3, 3)], ids=str)
 def test_rowwise_operators(operator, dtype, shape, backend):
-    problem = random_problem(operator, shape, DTYPES[dtype])
-    function = getattr(ag, operator)
-    expected = function(*problem.arrays, **problem.settings, backend=backend)
-    assert_same(function(*map(jax_array, problem.arrays), **problem.settings, backend=backend), expected)
+    assert_same(*rowwise_results(jax_array, operator, dtype, shape, backend))
 
 
 @pytest.mark.usefixtures("_mode")
 @pytest.mark.parametrize("operator", LINEAR)
 def test_linear_operators(operator, dtype):
-    problem = problem_of(operator, (19, 33, 21), dtype)
-    function = getattr(ag, operator)
-    results, expected = function(**problem.mapped(jax_array).arguments), function(**problem.arguments)
-    assert type(results) is type(expected)
-    assert_same(results, expected)
+    assert_same(*linear_results(jax_array, operator, dtype))
 
 
 def test_logits_and_losses_of_each_token(dtype):

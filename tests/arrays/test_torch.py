@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from array_calls import linear_results, rowwise_results
 from faults import INVALID, TYPE, assert_refused_beside, outcome
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,19 +46,12 @@ def assert_same(results, expected) -> None:
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 1, 1, 1), (2, 0, 3, 3), (2, 3, 0, 0)], ids=str)
 def test_rowwise_operators(operator, dtype, shape, backend):
-    problem = random_problem(operator, shape, DTYPES[dtype])
-    function = getattr(ag, operator)
-    expected = function(*problem.arrays, **problem.settings, backend=backend)
-    assert_same(function(*map(tensor_of, problem.arrays), **problem.settings, backend=backend), expected)
+    assert_same(*rowwise_results(tensor_of, operator, dtype, shape, backend))
 
 
 @pytest.mark.parametrize("operator", LINEAR)
 def test_linear_operators(operator, dtype):
-    problem = problem_of(operator, (19, 33, 21), dtype)
-    function = getattr(ag, operator)
-    results, expected = function(**problem.mapped(tensor_of).arguments), function(**problem.arguments)
-    assert type(results) is type(expected)
-    assert_same(results, expected)
+    assert_same(*linear_results(tensor_of, operator, dtype))
 
 
 @given(data=st.data())

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import ascend_grad as ag
+from ascend_grad._call import Operator
 from ascend_grad.cli import check_cases
 from ascend_grad.cli.main import main
-from ascend_grad.operators.table import OPERATORS
+from ascend_grad.operators.table import OPERATORS, SOFTMAX
 
 
 def test_the_cpu_passes(capsys, tmp_path):
@@ -30,6 +31,24 @@ def test_the_cpu_passes(capsys, tmp_path):
     assert all(row["cases"] and row["max_relative_error"] < 2**-10 for row in rows)
     assert main(["check", "--filter", "softmax_backward float16", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(file.read_text())
+
+
+def test_the_cases_of_a_new_rowwise_operator_follow_from_the_table(monkeypatch):
+    kinds = {"family": "rowwise", "checks": [], "results": []}
+    new = Operator("new_backward", None, "g y axis", kernels="softmax_backward", arrays="g y", **kinds)
+    monkeypatch.setattr(check_cases, "ROWWISE", (new,))
+    monkeypatch.setattr(check_cases, "OPERATORS", {"new": SOFTMAX, "new_backward": new})
+    made = [case for case in check_cases.cases() if case.operator == "new_backward"]
+    assert {(case.dtype, case.label) for case in made} >= {
+        ("float32", "(5, 31) dim -1"),
+        ("float64", "(128, 65) dim 0"),
+    }
+    for case in made:
+        assert list(case.arguments) == ["g", "y", "dim"]
+        sums = np.sum(
+            case.arguments["y"].astype(np.float64), axis=case.arguments["dim"] if case.arguments["y"].ndim else None
+        )
+        np.testing.assert_allclose(sums, 1, rtol=0.05)
 
 
 def test_float64_on_the_cpu(capsys, tmp_path):

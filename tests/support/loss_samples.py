@@ -25,6 +25,10 @@ SHAPES = {
 }
 
 
+#: Shapes without features, with few entries, and without rows.
+EDGES = [Shape(1, 2, 3), Shape(5, 7, 0), Shape(3, 256, 17), Shape(0, 5, 3), Shape(9, 1, 4)]
+
+
 def sizes_and_settings(shape: str, dtype: str) -> tuple[Shape, dict]:
     """Return one of the shapes for its sweep, smaller where float64 would take long, and the settings it needs."""
     sizes, settings = SHAPES[shape]

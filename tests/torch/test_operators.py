@@ -8,7 +8,9 @@ from torch_cases import changed, loss_arguments
 
 import ascend_grad as ag
 import ascend_grad.torch  # this import registers the operators
+from ascend_grad._call import Operator
 from ascend_grad.operators.options import OUTPUTS
+from ascend_grad.torch.operators import rowwise_schema
 
 OPS = torch.ops.ascend_grad
 SCALE = torch.tensor([0.5], dtype=torch.float64)
@@ -179,3 +181,15 @@ def test_an_unknown_shard():
     x, w, target = torch.randn(4, 3), torch.randn(7, 3), torch.tensor([1, 2, -100, 6])
     with pytest.raises(ag.ParamInvalidError, match=r"shard: expected the number of a part of a vocabulary .* got -5"):
         OPS.linear_cross_entropy(*loss_arguments(x, w, target, shard=-5))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "arrays", "schema"),
+    [
+        ("g y axis", "g y", "(Tensor g, Tensor y, int dim, SymInt? num_threads) -> Tensor"),
+        ("x m scale", "x m", "(Tensor x, Tensor m, Tensor scale, SymInt? num_threads) -> Tensor"),
+    ],
+)
+def test_the_schema_of_a_new_rowwise_operator_follows_from_the_table(parameters, arrays, schema):
+    new = Operator("new", None, parameters, family="rowwise", kernels="softmax", arrays=arrays, checks=[], results=[])
+    assert rowwise_schema(new) == schema

@@ -136,23 +136,8 @@ def liger_fused_linear_cross_entropy(
 
 
 @overload
-def liger_fused_linear_cross_entropy(
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    target: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    ce_weight: torch.Tensor | None = None,
-    ignore_index: int = IGNORE_INDEX,
-    lse_square_scale: float = 0.0,
-    label_smoothing: float = 0.0,
-    reduction: Literal["mean", "sum", "none"] = "mean",
-    softcap: float | None = None,
-    return_z_loss: bool = False,
-    accum_dtype: torch.dtype | None = None,
-    use_token_scaling: bool = False,
-    return_token_accuracy: bool = False,
-    return_predicted_tokens: bool = False,
-) -> CrossEntropyOutput: ...
+@arguments_of(_fused_loss)
+def liger_fused_linear_cross_entropy(*arguments: Any, **settings: Any) -> CrossEntropyOutput: ...
 
 
 @arguments_of(_fused_loss)
