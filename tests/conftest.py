@@ -110,7 +110,7 @@ ABOUT_PACKAGES = {
         *ABOUT_ZARR,
     ),
     "zarr": ABOUT_ZARR,
-    "torch_npu": ("tests/torch/test_npu_real.py",),
+    "torch_npu": ("tests/torch/test_npu_real.py", "tests/torch/test_npu_real_losses.py"),
     "PyInstaller": ("tests/programs/test_frozen.py",),
     "mypy": ("tests/programs/test_types.py",),
     "mpi4py": ("tests/parallel/test_mpi.py", "ascend_grad/parallel/mpi.py"),

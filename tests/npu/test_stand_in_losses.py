@@ -212,9 +212,16 @@ def test_a_z_loss_is_not_computed(acl, double) -> None:
         assert code_of(acl, "CrossEntropyLoss", *arguments) == 0
         broken(double, "the z-loss is asked for, and not computed")
         double.reset()
-    gradient = z(), x, target, None, None, column, b"mean", IGNORED, 0.0, 0.1, x
-    assert code_of(acl, "CrossEntropyLossGrad", *gradient) == 0
-    broken(double, "the z-loss is asked for, and not computed")
+    for z_gradient, lse, scale, is_asked in (
+        (None, z(0), 0, 0),
+        (None, None, 0.1, 1),
+        (None, column, 0, 1),
+        (z(), None, 0, 1),
+    ):
+        gradient = z(), x, target, None, z_gradient, lse, b"mean", IGNORED, 0.0, scale, x
+        assert code_of(acl, "CrossEntropyLossGrad", *gradient) == 0
+        assert len(double.violations()) == is_asked
+        double.reset()
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
@@ -262,7 +269,7 @@ def test_checks_of_the_loss(acl, double) -> None:
         assert code(**{name: value}) == 561002, (name, value)
     assert code(input=None, target=z(1), reduction=b"") == 161001  # the order of the checks
     assert code(target=z(1), reduction=b"") == 161002
-    assert code(ignored=3) == 0
+    assert code(ignored=3) == code(z_loss=z(0), lse=z(0)) == code(reduction=b"none", z_loss=z(0), lse=z(0)) == 0
     assert double.violations() == []
 
 
@@ -289,6 +296,7 @@ def test_checks_of_the_gradient(acl, double) -> None:
 
     for reduction in (b"mean", b"sum", b"none"):
         assert code(reduction=reduction, weight=z(4, dtype=np.float32)) == 0
+    assert code(grad=z(1)) == 0
     for name in ("grad", "log_prob", "target", "out", "reduction"):
         assert code(**{name: None}) == 161001
     assert code(dtype=np.float64) == 161002
@@ -298,7 +306,7 @@ def test_checks_of_the_gradient(acl, double) -> None:
         assert code(**{name: z(*shape, dtype=np.float32)}) == 161002
     assert code(N=0) == code(C=0) == 561002
     for name, value in (
-        *(("grad", z(3)), ("grad", z(1)), ("target", z(4, dtype=np.int64)), ("weight", z(3, dtype=np.float32))),
+        *(("grad", z(3)), ("grad", z(1, 1)), ("target", z(4, dtype=np.int64)), ("weight", z(3, dtype=np.float32))),
         *(("out", z(4, 3)), ("reduction", b"average"), ("smoothing", 0.1), ("ignored", 4)),
     ):
         assert code(**{name: value}) == 561002, (name, value)

@@ -161,7 +161,7 @@ def test_along_dimensions(acl, rng) -> None:
     _, values, places = acl.compute("MaxDim", x, 0, False, np.zeros(4, np.float32), np.zeros(4, np.int64))
     np.testing.assert_array_equal(values, x.max(0))
     np.testing.assert_array_equal(places, x.argmax(0))
-    np.testing.assert_allclose(computed(acl, "Mm", x, w, np.zeros((3, 2), np.float32), 1), x @ w, rtol=1e-5)
+    np.testing.assert_allclose(computed(acl, "Mm", x, w, np.zeros((3, 2), np.float32), 0), x @ w, rtol=1e-5)
 
 
 def listed(acl: Acl, *arrays: NDArray) -> int:

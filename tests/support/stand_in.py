@@ -52,7 +52,7 @@ _OPERATORS = (
     *("softmax", "scaled_masked_softmax", "linear_cross_entropy", "cross_entropy"),
     *("elementwise", "reductions", "products", "top_k"),
 )
-_TORCH_OPERATORS = ("indexing",)
+_TORCH_OPERATORS = ("indexing", "nll_loss")
 #: Libraries beyond the runtime with which torch_npu is linked. They are empty, as no function of them is used here.
 TORCH_LIBRARIES = ("libhccl.so", "libacl_op_compiler.so", "libge_runner.so", "libgraph.so", "libacl_tdt_channel.so")
 

@@ -18,7 +18,10 @@ int aclGetViewShape(const void *tensor, int64_t **dims, uint64_t *rank);
 static void *create(const char *function, enum si_argument_kind kind, const void *values, uint64_t count, uint64_t size)
 {
     void *handle = NULL;
-    if (si_enter(function) == OK) {
+    int code = si_enter(function);
+    if (code == OK && kind != SI_SCALAR && count && !values)
+        code = si_misuse(NN_NULLPTR, "%llu values at NULL", (unsigned long long)count);
+    if (code == OK) {
         struct si_argument *argument = si_allocate(1, sizeof *argument + count * sizeof(int64_t));
         argument->kind = kind;
         argument->count = (int64_t)count;

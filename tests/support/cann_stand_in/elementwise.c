@@ -46,7 +46,8 @@ int si_prepare_plain(struct operation *op, const char *function, const void *con
     for (int i = 0; i < scalar_count && code == OK; i++) {
         const struct si_argument *argument = scalars[i] ? si_handle_get(scalars[i], KIND_ARGUMENT) : NULL;
         if (scalars[i] && (!argument || argument->kind != SI_SCALAR))
-            code = si_misuse(NN_INVALID, "scalar %d is %s", i, si_handle_state(scalars[i], KIND_ARGUMENT));
+            code = si_misuse(NN_INVALID, "scalar %d is %s", i,
+                             argument ? "an array or a list" : si_handle_state(scalars[i], KIND_ARGUMENT));
         op->scalars[i] = argument ? argument->value : NAN;
     }
     return code;
@@ -84,7 +85,7 @@ static int check_shapes(const struct operation *op)
         if (!si_broadcasts(&op->t[i], out))
             return si_fail(NN_INVALID, "tensor %d cannot be broadcast to the result", i);
     for (int k = 0; k < out->rank && op->count > 1 && !(op->liberties & SPREADS); k++) {
-        bool found = out->dims[k] == 1;
+        bool found = false;
         for (int i = 0; i < op->count - 1 && !found; i++) {
             int own = k - (out->rank - op->t[i].rank);
             found = own >= 0 && op->t[i].dims[own] == out->dims[k];

@@ -17,7 +17,7 @@
  *   softmax.c, scaled_masked_softmax.c, linear_cross_entropy.c, cross_entropy.c, top_k.c
  *   elementwise.c, reductions.c, products.c            -> the operator libraries
  *   torch_runtime.c                                    -> libascendcl.so, for torch_npu: what it asks, and what it is linked with
- *   indexing.c                                         -> libopapi.so, for torch_npu: operators of its own
+ *   indexing.c, nll_loss.c                             -> libopapi.so, for torch_npu: operators of its own
  *   link_time_stub.c                                   -> libraries to link with, where every call answers 100039
  *
  * Control interface (libcann_stand_in.so, by ctypes; the same in a child process by environment variables)

@@ -147,7 +147,8 @@ int si_check_shapes(const struct operation *op, const struct si_expectation *exp
         for (int k = 0; t->present && right && k < t->rank; k++)
             right = expected[i].dims[k] < 0 || t->dims[k] == expected[i].dims[k];
         if (!right)
-            return si_fail(code, "%s has a wrong shape", expected[i].name);
+            return si_fail(code, "%s has a wrong shape, of rank %d and %lld elements", expected[i].name, t->rank,
+                           (long long)si_numel(t));
     }
     return OK;
 }

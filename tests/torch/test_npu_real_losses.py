@@ -1,0 +1,77 @@
+"""Test torch's and torch_npu's own losses over the test double of a device, with the wheel of torch_npu."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch_oracles import assert_close
+
+pytestmark = pytest.mark.usefixtures("torch_npu")
+
+
+def sample(dtype: torch.dtype, weighted: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    target = torch.randint(0, 5, (7,))
+    target[2] = -100
+    return torch.randn(7, 5).to(dtype), target, torch.rand(5) if weighted else None
+
+
+def expected(x, target, weight, upstream, **settings) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the loss and its gradient in float64."""
+    x = x.double().requires_grad_()
+    loss = torch.nn.functional.cross_entropy(x, target, weight if weight is None else weight.double(), **settings)
+    loss.backward(upstream.double().reshape(loss.shape))
+    return loss.detach(), x.grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_the_loss_of_torch_npu(torch_npu, device, dtype, reduction, weighted) -> None:
+    """torch_npu calls the operators of the loss and of its gradient, with empty tensors for the z-loss."""
+    x, target, weight = sample(dtype, weighted)
+    there = x.to("npu").requires_grad_()
+    arguments = target.to("npu"), None if weight is None else weight.to("npu"), reduction
+    loss, log_prob, z_loss, lse = torch_npu.npu_cross_entropy_loss(there, *arguments)
+    upstream = torch.rand(loss.shape).to(dtype)
+    loss.backward(upstream.to("npu"))
+    right, gradient = expected(x, target, weight, upstream, reduction=reduction)
+    assert_close(loss.detach().cpu(), right.reshape(loss.shape), dtype, steps=8)
+    assert_close(log_prob.detach().cpu(), torch.log_softmax(x.double(), -1), dtype, steps=8)
+    assert_close(there.grad.cpu(), gradient, dtype, steps=32)
+    assert z_loss.numel() == lse.numel() == 0
+    assert device.calls("aclnnCrossEntropyLoss") == device.calls("aclnnCrossEntropyLossGrad") == 1
+
+
+def test_label_smoothing_of_torch_npu(torch_npu) -> None:
+    x, target, weight = sample(torch.float32, True)
+    loss = torch_npu.npu_cross_entropy_loss(
+        x.to("npu"), target.to("npu"), weight.to("npu"), label_smoothing=0.1, ignore_index=-100
+    )[0]
+    right, _ = expected(x, target, weight, torch.ones(()), label_smoothing=0.1)
+    assert_close(loss.cpu(), right.reshape(1), torch.float32, steps=8)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_the_loss_of_torch(device, reduction, weighted) -> None:
+    """torch's loss calls the operators of log-softmax and of the negative log-likelihood."""
+    x, target, weight = sample(torch.float32, weighted)
+    there = x.to("npu").requires_grad_()
+    arguments = target.to("npu"), None if weight is None else weight.to("npu")
+    loss = torch.nn.functional.cross_entropy(there, *arguments, reduction=reduction)
+    upstream = torch.rand(loss.shape)
+    loss.backward(upstream.to("npu"))
+    right, gradient = expected(x, target, weight, upstream, reduction=reduction)
+    assert_close(loss.detach().cpu(), right, torch.float32, steps=8)
+    assert_close(there.grad.cpu(), gradient, torch.float32, steps=32)
+    assert device.calls("aclnnNLLLoss") == device.calls("aclnnNLLLossBackward") == 1
+    assert device.calls("aclnnCrossEntropyLoss") == 0
+
+
+def test_top_k_and_log_sum_exp_of_torch(device) -> None:
+    x = torch.randn(4, 6)
+    values, indices = torch.topk(x.to("npu"), 3)
+    assert torch.equal(values.cpu(), torch.topk(x, 3).values)
+    assert torch.equal(indices.cpu(), torch.topk(x, 3).indices)
+    assert_close(torch.logsumexp(x.to("npu"), -1).cpu(), torch.logsumexp(x.double(), -1), torch.float32, steps=4)
+    assert device.calls("aclnnTopk") == device.calls("aclnnLogSumExp") == 1
