@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ... import _aclnn
+from ... import _aclnn, arrays
 from ..._call import Call
 from .array import DeviceArray
 from .queue import FLOAT32, Queue, Results, Rows
@@ -89,6 +89,7 @@ class _Loss:
     def __init__(self, queue: Queue, call: Call):
         self.queue, self.call, self.a = queue, call, call.arguments
         self.logits = Logits(queue, call)
+        self.dtype = arrays.native(call.arrays[0].dtype)
         self.smoothing = self.a["label_smoothing"] / self.logits.classes
         self.factor = self._factor()
 
@@ -135,22 +136,19 @@ class _Loss:
         """Return the gradient in the dtype and shape of the result, from that of some rows."""
         out, input = self.call.outs[1], self.call.arrays[0]
         if out is None or out.dtype == input.dtype:  # else the caller rounds it, once
-            of_rows = cast(self.queue, of_rows, self.call.specs[1].dtype)
+            of_rows = cast(self.queue, of_rows, self.dtype)
         return self.logits.restored(rows.restored(of_rows))
 
     def no_gradient(self, rows: Rows) -> DeviceArray:
         shape = self.logits.rows, self.logits.classes
-        return self.logits.restored(rows.cleared(self.queue.empty(shape, self.call.specs[1].dtype)))
+        return self.logits.restored(rows.cleared(self.queue.empty(shape, self.dtype)))
 
     def results(self, found: dict[str, Any]) -> Results:
         """Return the results in the order of the operator's, in their shapes."""
-        results = []
-        for name, spec in zip(self.call.operator.results, self.call.specs):
-            value = None if spec is None else found[name]
-            if value is not None and name != "input_grad":
-                value = value.reshape(spec.shape)
-            results.append(value)
-        return tuple(results)
+        return tuple(
+            None if spec is None else found[name] if name == "input_grad" else found[name].reshape(spec.shape)
+            for name, spec in zip(self.call.operator.results, self.call.specs)
+        )
 
 
 def _of_one_target(loss: _Loss) -> Results:
