@@ -1,7 +1,7 @@
 /* Test double of the losses of logits. N rows, C classes; a shard has V of them. See stand_in.h.
  *
- * As on the device: 16-bit logits are widened to float32, in which everything is computed, and each result is rounded to
- * the type of its tensor. The gradient starts from the rounded log-probabilities. */
+ * As on the device: 16-bit logits are widened to float32, in which everything is computed, and each result is rounded
+ * to the type of its tensor. The gradient starts from the rounded log-probabilities. */
 #include "stand_in.h"
 
 #include <math.h>
@@ -54,8 +54,8 @@ static bool is_class(const struct operation *op, int64_t target, int64_t row, in
 
 /* --- checks that both directions share ---------------------------------------------------------------------------- */
 
-/* The documents of the loss and of its gradient promise nothing about strides, and the definitions in CANN 8.5 do not ask
- * for contiguous copies, as later ones do for inputs. */
+/* The documents of the loss and of its gradient promise nothing about strides, and the definitions in CANN 8.5 do not
+ * ask for contiguous copies, as later ones do for inputs. */
 static int check_contiguous(const struct operation *op)
 {
     for (int i = 0; i < op->count; i++)
@@ -230,13 +230,14 @@ static int check_gradient(struct operation *op, const char *reduction)
         return code;
     int64_t N = op->t[G_LOG_PROB].dims[0], C = op->t[G_LOG_PROB].dims[1];
     bool is_reduced = strcmp(reduction, "none") != 0;
+    int64_t rows = is_reduced ? 1 : N;
     int grad_rank = is_reduced ? op->t[G_GRAD].rank != 0 : 1; /* the documents name rank 0, torch_npu passes [1] */
     const struct si_expectation expected[] = {
-        {G_GRAD, "gradLoss", floats, grad_rank, {is_reduced ? 1 : N}},
+        {G_GRAD, "gradLoss", floats, grad_rank, {rows}},
         {G_LOG_PROB, "logProb", floats, 2, {-1, -1}},
         {G_TARGET, "target", "INT64", 1, {N}},
         {G_WEIGHT, "weightOptional", "FLOAT", 1, {C}},
-        {G_GRAD_Z_LOSS, "gradZlossOptional", floats, grad_rank, {length_or_none(&op->t[G_GRAD_Z_LOSS], is_reduced ? 1 : N)}},
+        {G_GRAD_Z_LOSS, "gradZlossOptional", floats, grad_rank, {length_or_none(&op->t[G_GRAD_Z_LOSS], rows)}},
         {G_LSE, "lseForZlossOptional", floats, 1, {length_or_none(&op->t[G_LSE], N)}},
         {G_OUT, "out", floats, 2, {N, C}},
     };
@@ -271,8 +272,9 @@ PHASE_1(CrossEntropyLossGrad,
                            .workspace = 16384 + 256};
     const void *const tensors[] = {grad, log_prob, target, weight, grad_z_loss, lse, out};
     int code = si_prepare(&op, "aclnnCrossEntropyLossGradGetWorkspaceSize", tensors, workspace_size, executor);
+    const struct tensor *z = &op.t[G_GRAD_Z_LOSS], *squared = &op.t[G_LSE];
     if (code == OK && (code = check_gradient(&op, reduction)) == OK)
-        check_z_loss(lse_square_scale, (grad_z_loss && si_numel(&op.t[G_GRAD_Z_LOSS])) || (lse && si_numel(&op.t[G_LSE])));
+        check_z_loss(lse_square_scale, (z->present && si_numel(z)) || (squared->present && si_numel(squared)));
     return si_finish(&op, code, workspace_size, executor);
 }
 
@@ -343,7 +345,8 @@ enum { V_LOGITS, V_TARGET, V_MAX, V_PREDICTED, V_SUM_EXP, V_EXP, V_OFFSET, V_MAS
 static void sums_of_shard(struct operation *op, char *workspace)
 {
     (void)workspace;
-    int64_t N = si_numel(&op->t[V_TARGET]), V = op->vocab_end - op->vocab_start, *target = gather_targets(&op->t[V_TARGET]);
+    int64_t N = si_numel(&op->t[V_TARGET]), V = op->vocab_end - op->vocab_start;
+    int64_t *target = gather_targets(&op->t[V_TARGET]);
     double *x = si_gather(&op->t[V_LOGITS]), *largest = si_gather(&op->t[V_MAX]);
     double *results = si_allocate((uint64_t)(N * 4), sizeof *results);
     double *predicted = results, *sums = results + N, *offset = results + 2 * N, *mask = results + 3 * N;
@@ -418,6 +421,7 @@ PHASE_1(CrossEntropySumExpAndIndexLogit,
                            .vocab_end = vocab_end,
                            .workspace = 4096};
     const void *const tensors[] = {logits, target, largest, predicted, sum_exp, exp_logits, offset, mask};
-    int code = si_prepare(&op, "aclnnCrossEntropySumExpAndIndexLogitGetWorkspaceSize", tensors, workspace_size, executor);
+    static const char *const function = "aclnnCrossEntropySumExpAndIndexLogitGetWorkspaceSize";
+    int code = si_prepare(&op, function, tensors, workspace_size, executor);
     return si_finish(&op, code ? code : check_shard(&op), workspace_size, executor);
 }

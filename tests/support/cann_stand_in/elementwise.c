@@ -1,7 +1,8 @@
 /* Test double of operators that compute element by element. See stand_in.h.
  *
- * A table: the name, the arguments of the first phase, and the value of one element of the result. `x` are the elements of
- * the inputs, `op->scalars` the scalars, in order. All is computed in a type that holds every int64, and rounded at the end. */
+ * A table: the name, the arguments of the first phase, and the value of one element of the result. `x` are the elements
+ * of the inputs, `op->scalars` the scalars, in order. All is computed in a type that holds every int64, and rounded at the
+ * end. */
 #include "stand_in.h"
 
 #include <math.h>
@@ -257,7 +258,8 @@ UNARY(IsPosInf, x[0] == INFINITY)
 UNARY(IsNegInf, x[0] == -INFINITY)
 UNARY(BitwiseNot, op->t[0].dtype == BOOL ? !x[0] : ~(int64_t)x[0])
 
-ELEMENTWISE(InplaceCopy, (void *self, const void *source), (source, self), (), (.liberties = CONVERTS | SPREADS), x[0])
+ELEMENTWISE(InplaceCopy, (void *self, const void *source), (source, self), (), (.liberties = CONVERTS | SPREADS),
+            x[0])
 ELEMENTWISE(InplaceZero, (void *self), (self), (), (), 0)
 ELEMENTWISE(InplaceOne, (void *self), (self), (), (), 1)
 ELEMENTWISE(InplaceFillScalar, (void *self, const void *value), (self), (value, ), (), op->scalars[0])

@@ -91,7 +91,8 @@ static void gradient(struct operation *op, char *workspace)
     (void)workspace;
     int64_t N, C;
     extents(&op->t[B_SELF], &N, &C);
-    double *grad = si_gather(&op->t[B_GRAD]), *weight = si_gather(&op->t[B_WEIGHT]), *total = si_gather(&op->t[B_TOTAL]);
+    double *grad = si_gather(&op->t[B_GRAD]), *weight = si_gather(&op->t[B_WEIGHT]);
+    double *total = si_gather(&op->t[B_TOTAL]);
     double *result = si_allocate((uint64_t)(N * C), sizeof *result);
     for (int64_t i = 0; i < N; i++) {
         int64_t target = target_of(op, &op->t[B_TARGET], i, C);

@@ -3,7 +3,8 @@
 
 #include <math.h>
 
-/* cubeMathType: what becomes of float32 elements before they are multiplied. The first 910 and 310P multiply float16 alone. */
+/* cubeMathType: what becomes of float32 elements before they are multiplied. The first 910 and 310P multiply float16
+ * alone. */
 enum { KEEP, LOWER, USE_FP16, USE_HF32 };
 
 static number narrowed(number value, int dtype, int64_t precision)
@@ -71,9 +72,9 @@ static int check_product(struct operation *op, int precision)
     }
     if (code)
         return code;
-    bool right_type = precision >= KEEP && precision <= USE_HF32 &&
-                      (left->dtype != FLOAT || precision == LOWER || precision == USE_FP16 || si_soc_in("910B 910_93 950"));
-    if (!right_type)
+    bool is_lowered = precision == LOWER || precision == USE_FP16;
+    bool is_exact = precision == KEEP || precision == USE_HF32;
+    if (!is_lowered && !(is_exact && (left->dtype != FLOAT || si_soc_in("910B 910_93 950"))))
         return si_fail(NN_INVALID, "cubeMathType %d for %s on %s", precision, si_dtype_name(left->dtype), si_soc());
     if (op->axes && (left->rank != 2 || right->rank != 2 || out->rank != 2))
         return si_fail(NN_INVALID, "ranks %d, %d, %d, not 2", left->rank, right->rank, out->rank);

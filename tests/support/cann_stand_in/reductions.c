@@ -113,7 +113,8 @@ static void log_sum_exp(struct operation *op, char *workspace)
     (void)workspace;
     const struct tensor *self = &op->t[0], *out = &op->t[1];
     int64_t count = si_numel(self), results = si_numel(out);
-    number *largest = si_allocate((uint64_t)results, sizeof *largest), *sums = si_allocate((uint64_t)results, sizeof *sums);
+    number *largest = si_allocate((uint64_t)results, sizeof *largest);
+    number *sums = si_allocate((uint64_t)results, sizeof *sums);
     for (int64_t i = 0; i < results; i++)
         largest[i] = -INFINITY;
     for (int64_t i = 0; i < count; i++) {
