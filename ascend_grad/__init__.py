@@ -56,9 +56,6 @@ from .operators.losses import cross_entropy, linear_cross_entropy, linear_cross_
 from .operators.results import LossResult
 from .threads import get_num_threads, set_num_threads
 
-if TYPE_CHECKING:
-    from . import npu
-
 __all__ = [
     "AclError",
     "AscendGradError",
@@ -94,12 +91,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name != "npu":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+if TYPE_CHECKING:
+    from . import npu
+else:  # most machines have no device: the module is imported when it is needed
 
-    return import_module(f"{__name__}.npu")  # imported when it is needed: most machines have no device
+    def __getattr__(name: str) -> Any:
+        if name != "npu":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        return import_module(f"{__name__}.npu")
 
 
 def __dir__() -> list[str]:
