@@ -112,7 +112,7 @@ def cross_entropy(
         161002: an argument is not as described; a target is neither in [0, V) nor `ignore_index`; there are rows of no
         element; `correct` is requested with `target_prob` (a dtype or kind: its subclass `ParamTypeError`).
     UnsupportedDeviceError
-        361001: ``backend="npu"`` where a device is present, as it has no such operator.
+        361001: an Ascend NPU is requested that does not have this operator.
 
     Notes
     -----
