@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import stand_in
 from acl_client import Acl
+from device_limits import SYSTEMS
 from npu_samples import ALL
 
 
@@ -48,3 +50,37 @@ def acl(double, _library) -> Acl:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(1)
+
+
+@pytest.fixture(params=[(family, soc) for family, names in SYSTEMS.items() for soc in names], ids=lambda each: each[1])
+def family(request, double) -> str:
+    """Return the family of a system on chip, which the test double has during the test."""
+    name, soc = request.param
+    double.set_soc(soc)
+    return name
+
+
+@pytest.fixture
+def integers(acl) -> Iterator[Callable[..., int]]:
+    made: list[int] = []
+
+    def create(*values: int) -> int:
+        made.append(acl.aclCreateIntArray((ctypes.c_int64 * len(values))(*values), len(values)))
+        return made[-1]
+
+    yield create
+    for each in made:
+        assert acl.aclDestroyIntArray(each) == 0
+
+
+@pytest.fixture
+def scalar(acl) -> Iterator[Callable[[float], int]]:
+    made: list[int] = []
+
+    def create(value: float) -> int:
+        made.append(acl.aclCreateScalar(ctypes.byref(ctypes.c_double(value)), 11))
+        return made[-1]
+
+    yield create
+    for each in made:
+        assert acl.aclDestroyScalar(each) == 0

@@ -123,19 +123,6 @@ def computed(acl: Acl, name: str, *arguments: object) -> NDArray:
     return acl.compute(name, *arguments)[-1]
 
 
-@pytest.fixture
-def scalar(acl) -> Iterator[Callable[[float], int]]:
-    made: list[int] = []
-
-    def create(value: float) -> int:
-        made.append(acl.aclCreateScalar(ctypes.byref(ctypes.c_double(value)), 11))
-        return made[-1]
-
-    yield create
-    for each in made:
-        assert acl.aclDestroyScalar(each) == 0
-
-
 def test_element_by_element(acl, scalar, rng) -> None:
     x, y = rng.standard_normal((3, 4)).astype(np.float32), rng.standard_normal(4).astype(np.float32)
     out = np.zeros_like(x)

@@ -304,9 +304,7 @@ static void loss_of_labels(struct operation *op, char *workspace)
 
 static int check_labels(struct operation *op)
 {
-    int code = OK;
-    for (int i = 0; i < op->count && code == OK; i++)
-        code = si_need(op, i, "a tensor");
+    int code = si_need_first(op, op->count);
     if (code)
         return code;
     int64_t N = op->t[S_FEATURES].dims[0], C = op->t[S_FEATURES].dims[1];
@@ -376,9 +374,7 @@ static void sums_of_shard(struct operation *op, char *workspace)
 
 static int check_shard(struct operation *op)
 {
-    int code = OK;
-    for (int i = 0; i < op->count && code == OK; i++)
-        code = si_need(op, i, "a tensor");
+    int code = si_need_first(op, op->count);
     if (code)
         return code;
     const struct tensor *logits = &op->t[V_LOGITS];

@@ -232,9 +232,7 @@ static void online_max_sum(struct operation *op, char *workspace)
 static int check_online(struct operation *op)
 {
     static const char *const half = "FLOAT16 BF16";
-    int code = OK;
-    for (int i = 0; i < O_LOGITS && code == OK; i++)
-        code = si_need(op, i, "a tensor");
+    int code = si_need_first(op, O_LOGITS);
     if (code)
         return code;
     int64_t BT = op->t[O_INPUT].dims[0], H = op->t[O_INPUT].dims[1], V = op->t[O_WEIGHT].dims[0];
@@ -320,9 +318,7 @@ static void loss(struct operation *op, char *workspace)
 
 static int check_loss(struct operation *op, float label_smoothing)
 {
-    int code = OK;
-    for (int i = 0; i < 3 && code == OK; i++)
-        code = si_need(op, i, "a tensor");
+    int code = si_need_first(op, 3);
     if (code == OK)
         code = si_need(op, L_LOSS, "lossOut");
     if (code == OK && op->t[L_LOGITS].present)

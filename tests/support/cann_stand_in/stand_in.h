@@ -300,6 +300,7 @@ int si_check_dim(struct operation *op); /* makes a negative dim the one it means
 bool si_same_shape(const struct tensor *a, const struct tensor *b);
 bool si_has_shape(const struct tensor *t, int rank, const int64_t *dims);
 int si_need(const struct operation *op, int index, const char *name);
+int si_need_first(const struct operation *op, int count); /* these tensors */
 int si_need_dtype(const struct operation *op, int index, const char *name, const char *allowed);
 
 /* What an operator takes as one of its tensors. An absent tensor is right. */

@@ -117,6 +117,14 @@ int si_need(const struct operation *op, int index, const char *name)
     return op->t[index].present ? OK : si_fail(NN_NULLPTR, "%s is null", name);
 }
 
+int si_need_first(const struct operation *op, int count)
+{
+    int code = OK;
+    for (int i = 0; i < count && code == OK; i++)
+        code = si_need(op, i, "a tensor");
+    return code;
+}
+
 /* `allowed` are the names of types between spaces. BF16 exists on the newer chips only. */
 int si_need_dtype(const struct operation *op, int index, const char *name, const char *allowed)
 {

@@ -57,9 +57,7 @@ static void top_k(struct operation *op, char *workspace)
 static int check(struct operation *op)
 {
     const struct tensor *self = &op->t[0];
-    int code = OK;
-    for (int i = 0; i < 3 && code == OK; i++)
-        code = si_need(op, i, "a tensor");
+    int code = si_need_first(op, 3);
     if (code || (code = si_check_dim(op)))
         return code;
     int64_t n = self->rank ? self->dims[op->dim] : 1, k = op->vocab_end;
