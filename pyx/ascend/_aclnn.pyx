@@ -92,7 +92,7 @@ ctypedef ag_aclnn_status (*ag_aclnn_loss)(
 # aclnnCrossEntropyLoss; class_weight is optional. zloss and lse_for_zloss have to be passed, and are not written.
 ctypedef ag_aclnn_status (*ag_aclnn_cross_entropy)(
     const ag_acl_tensor *input, const ag_acl_tensor *target, const ag_acl_tensor *class_weight, char *reduction,
-    int64_t ignore_index, double label_smoothing, double lse_square_scale, c_bool return_zloss, ag_acl_tensor *loss,
+    int64_t ignore_index, double label_smoothing, double zloss_scale, c_bool return_zloss, ag_acl_tensor *loss,
     ag_acl_tensor *log_prob, ag_acl_tensor *zloss, ag_acl_tensor *lse_for_zloss, uint64_t *workspace_size,
     ag_acl_executor **executor
 ) noexcept nogil
@@ -101,7 +101,7 @@ ctypedef ag_aclnn_status (*ag_aclnn_cross_entropy)(
 ctypedef ag_aclnn_status (*ag_aclnn_cross_entropy_gradient)(
     const ag_acl_tensor *grad_loss, const ag_acl_tensor *log_prob, const ag_acl_tensor *target,
     const ag_acl_tensor *class_weight, const ag_acl_tensor *grad_zloss, const ag_acl_tensor *lse_for_zloss,
-    char *reduction, int64_t ignore_index, double label_smoothing, double lse_square_scale, ag_acl_tensor *out,
+    char *reduction, int64_t ignore_index, double label_smoothing, double zloss_scale, ag_acl_tensor *out,
     uint64_t *workspace_size, ag_acl_executor **executor
 ) noexcept nogil
 

@@ -19,7 +19,6 @@ import numpy as np
 
 from ... import _aclnn, arrays
 from ..._call import Call
-from ..loss_reference import square_scale
 from .array import DeviceArray
 from .queue import FLOAT32, Queue, Results, Rows
 from .tokens import Tokens, Weights
@@ -118,7 +117,7 @@ class _Loss:
 
     @property
     def needs_lse(self) -> bool:
-        return square_scale(self.a) != 0 or "lse" in self.a["outputs"]
+        return self.a["lse_square_scale"] != 0 or "lse" in self.a["outputs"]
 
     def log_sum_exp(self, z: DeviceArray) -> DeviceArray:
         result = self.queue.empty((z.shape[0], 1), FLOAT32)
@@ -127,7 +126,7 @@ class _Loss:
 
     def square_terms(self, lse: Any, weights: Weights) -> tuple[Any, Any]:
         """Return the terms of the squared lse of the rows, and their gradients with respect to the lse."""
-        scale = square_scale(self.a)
+        scale = self.a["lse_square_scale"]
         slope = weights.upstream(weights.divided_upstream())
         xp = self.queue.xp
         gradient = xp.where(slope == 0, 0, 2 * scale * lse * slope)
@@ -186,7 +185,7 @@ def _of_one_target(loss: _Loss) -> Results:
     b = None
     if loss.needs_lse:
         lse = found["lse"] = tokens.without_ignored(rows.vector(lse))
-    if square_scale(a):
+    if a["lse_square_scale"]:
         squares, b = loss.square_terms(lse, of_rows)
         found["loss"] = queue.vector(found["loss"] + of_rows.reduced(tokens.of_targets(squares)))
     if not a["return_grad"]:
@@ -247,7 +246,7 @@ def _of_all_classes(loss: _Loss) -> Results:
     b = None
     if loss.needs_lse:
         found["lse"] = rows.vector(loss.log_sum_exp(z))
-    if square_scale(a):
+    if a["lse_square_scale"]:
         squares, b = loss.square_terms(found["lse"], weights)
         found["loss"] = queue.vector(found["loss"] + weights.reduced(squares))
     if not a["return_grad"]:
@@ -309,6 +308,6 @@ def needed(call: Call) -> tuple[str, ...]:
             names.append("aclnnCrossEntropyLossGrad")
     else:
         names += ["aclnnSoftmaxCrossEntropyWithLogits", "aclnnSoftmax", "aclnnReduceSum"]
-    if square_scale(a) or "lse" in a["outputs"]:
+    if a["lse_square_scale"] or "lse" in a["outputs"]:
         names.append("aclnnLogSumExp")
     return tuple(names)
