@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -228,14 +229,16 @@ class use_deterministic(ContextChoice):
 
     Parameters
     ----------
-    mode : bool, default True
+    mode : bool or "batch", default True
         Whether equal calls give equal bits. False selects the device's default. According to the vendor, the default is
-        deterministic for all operators except `scaled_masked_softmax_backward`.
+        deterministic for all operators except `scaled_masked_softmax_backward`. With ``"batch"`` equal rows give equal
+        bits, too, whatever other rows the call has. `softmax` and `log_softmax` have that on Ascend 950. The automatic
+        choice computes other calls on the CPU, where it always holds.
 
     Raises
     ------
-    ParamTypeError
-        161002, if it is not a bool.
+    ParamInvalidError
+        161002, if it is another text; its subclass `ParamTypeError`, if it is neither a bool nor a text.
     RuntimeError
         A block ends that was not entered in this context.
 
@@ -256,8 +259,13 @@ class use_deterministic(ContextChoice):
 
     _variable = determinism.requested
 
-    def __init__(self, mode: bool = True):
-        super().__init__(truth_value(mode, "mode"))
+    def __init__(self, mode: bool | Literal["batch"] = True):
+        if isinstance(mode, str):
+            if mode != "batch":
+                raise ParamInvalidError(f"mode: expected True, False or 'batch', got {shown(mode)}")
+            super().__init__("batch")
+        else:
+            super().__init__(truth_value(mode, "mode", expected="True, False or 'batch'"))
 
 
 def release() -> None:

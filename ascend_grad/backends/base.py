@@ -55,5 +55,8 @@ class DeviceBackend(Backend, Protocol):
     def unsupported_reason(self, call: Call) -> Unsupported | None:
         """Return why the usable device does not take this valid call, or None if it takes it."""
 
+    def transferred_bytes(self, call: Call) -> int:
+        """Return the bytes of arguments and results that a call on arrays of the host copies to and from the device."""
+
     def workspace_size(self, call: Call) -> int:
         """Return the bytes of device memory that the call takes beyond arguments and results. It raises like `run`."""

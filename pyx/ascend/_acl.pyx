@@ -267,9 +267,15 @@ def lacks_determinism():
 
 
 cdef class DeterministicGuard:
-    """A context manager that makes operators of the thread's context deterministic, and then restores the option."""
+    """A context manager that sets the level of determinism of the thread's context, and then restores the option.
 
-    cdef int64_t outer
+    A level that other code has set stays, if it is as strict or stricter.
+    """
+
+    cdef int64_t outer, level
+
+    def __cinit__(self, int64_t level):
+        self.level = level
 
     def __enter__(self):
         cdef int64_t value = 0
@@ -285,17 +291,17 @@ cdef class DeterministicGuard:
         else:
             check(code, "aclrtCtxGetSysParamOpt")
         self.outer = value
-        if value == 0:  # any other value was set by other code, perhaps to a stricter level
+        if value < self.level:
             with nogil:
-                code = table.aclrtCtxSetSysParamOpt(AG_ACL_DETERMINISTIC, 1)
+                code = table.aclrtCtxSetSysParamOpt(AG_ACL_DETERMINISTIC, self.level)
             check(code, "aclrtCtxSetSysParamOpt")
         return self
 
     def __exit__(self, *exc_info):
         cdef ag_acl_error code
-        if self.outer == 0 and not _detached:
+        if self.outer < self.level and not _detached:
             with nogil:
-                code = table.aclrtCtxSetSysParamOpt(AG_ACL_DETERMINISTIC, 0)
+                code = table.aclrtCtxSetSysParamOpt(AG_ACL_DETERMINISTIC, self.outer)
             if code != AG_ACL_SUCCESS:
                 logger.warning("%s", device_error(code, "aclrtCtxSetSysParamOpt", recent_message()))
 

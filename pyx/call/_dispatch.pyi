@@ -15,8 +15,17 @@ class Explanation(_Choice):
     variant: str | None
     plan: str | None
     threads: int | None
+    details: str | None
+    transferred_bytes: int | None
     def __new__(
-        cls, backend: str, reason: str, variant: str | None = None, plan: str | None = None, threads: int | None = None
+        cls,
+        backend: str,
+        reason: str,
+        variant: str | None = None,
+        plan: str | None = None,
+        threads: int | None = None,
+        details: str | None = None,
+        transferred_bytes: int | None = None,
     ) -> Explanation: ...
 
 def checked_backend(name: object, operator: str | None = None, argument: str = "backend") -> str: ...

@@ -66,14 +66,16 @@ class Explanation(_Choice):
 
     On the CPU, the attributes `variant`, `plan` and `threads` tell how: the instruction set, the name of the plan, and the
     number of threads of calls that follow one another. On other backends they are None. `details` tells where a device was
-    looked for, if none was found; otherwise it is None.
+    looked for, if none was found; otherwise it is None. `transferred_bytes` is the number of bytes that a call on arrays of
+    the host copies to a device and back, None for other calls.
     """
 
-    variant = plan = threads = details = None
+    variant = plan = threads = details = transferred_bytes = None
 
-    def __new__(cls, backend, reason, variant=None, plan=None, threads=None, details=None):
+    def __new__(cls, backend, reason, variant=None, plan=None, threads=None, details=None, transferred_bytes=None):
         self = _Choice.__new__(cls, backend, reason)
         self.variant, self.plan, self.threads, self.details = variant, plan, threads, details
+        self.transferred_bytes = transferred_bytes
         return self
 
     def __repr__(self):
@@ -230,8 +232,10 @@ def prepared(Operator operator not None, list values not None, out, backend, num
     cdef str name = select(call, request, reasons)
     variant, plan, count = _cpu_backend.description(call, threads) if name == "cpu" else (None, None, None)
     cdef Device device
-    details = None
+    details = transferred = None
     for device in _devices:
         if "state" in device.found:  # a device that was not asked for is not looked for
             details = device.status()[2] or details
-    return call, threads, Explanation(name, reasons[0], variant, plan, count, details)
+        if device.name == name and call.device_id < 0:
+            transferred = device.backend.transferred_bytes(call)
+    return call, threads, Explanation(name, reasons[0], variant, plan, count, details, transferred)

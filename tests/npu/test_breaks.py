@@ -186,22 +186,22 @@ BREAKS = {
     ),
     "option of the context not restored": Break(
         "pyx/ascend/_acl.pyx",
-        "code = table.aclrtCtxSetSysParamOpt(AG_ACL_DETERMINISTIC, 0)",
+        "code = table.aclrtCtxSetSysParamOpt(AG_ACL_DETERMINISTIC, self.outer)",
         "code = 0",
         "0 operators should be deterministic, not 1",
     ),
     "option of the context set too late": Break(
         "ascend_grad/backends/ascend/queue.py",
-        "            with determinism.guard(self.device, self.is_deterministic):\n"
+        "            with determinism.guard(self.device, self.determinism_level):\n"
         "                executor = getattr(_aclnn, operator)(*converted)\n",
         "            executor = getattr(_aclnn, operator)(*converted)\n"
-        "            with determinism.guard(self.device, self.is_deterministic):\n",
+        "            with determinism.guard(self.device, self.determinism_level):\n",
         "1 operators should be deterministic, not 0",
     ),
     "another value of the option": Break(
         "pyx/ascend/_acl.pyx",
-        "code = table.aclrtCtxSetSysParamOpt(AG_ACL_DETERMINISTIC, 1)",
-        "code = table.aclrtCtxSetSysParamOpt(1, 1)",
+        "code = table.aclrtCtxSetSysParamOpt(AG_ACL_DETERMINISTIC, self.level)",
+        "code = table.aclrtCtxSetSysParamOpt(1, self.level)",
         "1 operators should be deterministic, not 0",
     ),
 }

@@ -175,7 +175,7 @@ def test_the_environments_backend(run_script):
                 print(error.code)
     """
     result = run_script(script, ASCEND_HOME_PATH=str(build("split")), ASCEND_GRAD_BACKEND="npu")
-    said = "Explanation(backend='npu', reason='asked for by ASCEND_GRAD_BACKEND') [0.5 0.5]"
+    said = "Explanation(backend='npu', reason='asked for by ASCEND_GRAD_BACKEND', transferred_bytes=24) [0.5 0.5]"
     assert result.stdout.splitlines() == [said, "161002", "161002"]
 
 
@@ -220,3 +220,16 @@ def test_overflow_is_no_warning(device):
     h, w, target = np.zeros((4, 5), np.float16), np.zeros((6, 5), np.float16), np.zeros(4, np.int64)
     for reduction in ("sum", "mean"):
         ag.linear_cross_entropy(h, w, target, reduction=reduction, grad_loss=1e300, backend="npu")
+
+
+def test_bytes_that_cross_the_bus(device):
+    """`explain` tells the bytes of arguments and results of calls on arrays of the host."""
+    x = np.zeros((8, 6), np.float16)
+    device.reset()
+    assert ag.explain("softmax", x).transferred_bytes == 2 * x.nbytes
+    ag.softmax(x)
+    assert device.counter("bytes_h2d") + device.counter("bytes_d2h") == 2 * x.nbytes
+    assert ag.explain("softmax", x, backend="cpu").transferred_bytes is None
+    assert ag.explain("softmax", ag.npu.asarray(x)).transferred_bytes is None
+    target = np.zeros(8, np.int64)
+    assert ag.explain("cross_entropy", x, target).transferred_bytes == 2 * x.nbytes + target.nbytes + 4

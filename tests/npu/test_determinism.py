@@ -16,6 +16,7 @@ from stand_in import StandIn, build
 
 import ascend_grad as ag
 from ascend_grad import npu
+from ascend_grad.backends.ascend import runtime
 
 MASKED = "scaled_masked_softmax_backward"
 NOT_SET = 107021
@@ -160,7 +161,7 @@ def test_the_choice_is_one_of_the_context(option, device: StandIn) -> None:
     block = npu.use_deterministic(False)
     with pytest.raises(RuntimeError, match=r"use_deterministic\(False\): there is no block of it to leave"):
         block.__exit__()
-    with pytest.raises(ag.ParamTypeError, match="mode: expected True or False, got 1"):
+    with pytest.raises(ag.ParamTypeError, match="mode: expected True, False or 'batch', got 1"):
         npu.use_deterministic(1)  # type: ignore[arg-type]
 
 
@@ -200,3 +201,30 @@ def test_the_first_stage_is_asked_with_the_option(option, device: StandIn) -> No
         ag.workspace_size("softmax", X, backend="npu")
     assert device.calls("aclrtCtxSetSysParamOpt") == 2
     assert option.get() == 0
+
+
+def test_rows_alone_are_deterministic(option, device: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stricter level is set for the operators that have it on the system that has it; the CPU computes the rest."""
+    state = runtime.state()
+    with npu.use_deterministic("batch"):
+        assert "not npu: bits that do not depend on other rows were asked for" in ag.explain("softmax", X).reason
+        with pytest.raises(ag.UnsupportedDeviceError, match="softmax and log_softmax have on 950 alone"):
+            ag.softmax(X, backend="npu")
+    monkeypatch.setitem(runtime.found, "state", state._replace(soc="Ascend950PR_9589"))
+    device.set_soc("Ascend950PR_9589")
+    device.reset()
+    try:
+        with npu.use_deterministic("batch"):
+            for operator in (ag.softmax, ag.log_softmax):
+                operator(X, backend="npu")
+            assert ag.explain("softmax_backward", X, X).backend == "cpu"
+        assert device.counter("batch_invariant_plans") == 2
+        assert option.get() == 0
+        option.set(3)
+        with npu.use_deterministic():
+            ag.softmax(X, backend="npu")
+        assert (device.counter("batch_invariant_plans"), option.get()) == (3, 3)
+    finally:
+        device.set_soc("Ascend910B2")
+    with pytest.raises(ag.ParamInvalidError, match="mode: expected True, False or 'batch', got str 'rows'"):
+        npu.use_deterministic("rows")  # type: ignore[arg-type]

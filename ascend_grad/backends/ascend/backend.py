@@ -5,7 +5,10 @@ Most machines have no such device. So what computes on one is imported by the fi
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+import numpy as np
 
 from ... import _array_types
 from ..._call import Call
@@ -13,7 +16,7 @@ from ..base import Unsupported
 from . import runtime
 from .runtime import found
 
-__all__ = ["NAME", "found", "owns", "run", "status", "unsupported_reason", "workspace_size"]
+__all__ = ["NAME", "found", "owns", "run", "status", "transferred_bytes", "unsupported_reason", "workspace_size"]
 
 NAME = "npu"
 
@@ -38,6 +41,11 @@ def run(call: Call, threads: int) -> Any:
     from . import calls
 
     return calls.run(call)
+
+
+def transferred_bytes(call: Call) -> int:
+    arguments = sum(value.nbytes for value in call.arguments.values() if isinstance(value, np.ndarray))
+    return arguments + sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in call.specs if spec is not None)
 
 
 def workspace_size(call: Call) -> int:

@@ -66,8 +66,8 @@ def _from_the_host(call: Call) -> tuple[NDArray | None, ...]:
         None if spec is None else np.empty(spec.shape, spec.dtype) if out is None else out
         for spec, out in zip(call.specs, call.outs)
     )
-    is_deterministic = determinism.is_asked_for(call)
-    with session.session_on(threads.chosen_device()).call(is_deterministic=is_deterministic) as here:
+    level = determinism.level(call)
+    with session.session_on(threads.chosen_device()).call(determinism_level=level) as here:
         computed = list(zip(operators.OPERATORS[call.operator.name](here, call), results))
         here.fetch((a, result) for a, result in computed if isinstance(a, DeviceArray) and result is not None)
     for array, result in computed:
@@ -85,8 +85,8 @@ def _from_the_device(call: Call) -> tuple[DeviceArray | None, ...]:
     first = call.arrays[0]
     assert isinstance(first, DeviceArray)
     values = _empty(call) if quirks.is_empty(call) else None
-    is_deterministic = determinism.is_asked_for(call)
-    with session.session_for_arrays(first.device).call(is_deterministic=is_deterministic) as here:
+    level = determinism.level(call)
+    with session.session_for_arrays(first.device).call(determinism_level=level) as here:
         computed = operators.OPERATORS[call.operator.name](here, call) if values is None else values
         results = tuple(
             None if array is None or spec is None else here.put(_rounded(array, spec.dtype))
@@ -101,7 +101,7 @@ def _from_tensors(call: Call) -> tuple[DeviceArray | None, ...]:
     first = call.arrays[0]
     assert isinstance(first, TensorArray)
     values = _tensors_without_elements(call) if quirks.is_empty(call) else None
-    with tensor_queue.on_current_stream(first.device, is_deterministic=determinism.is_asked_for(call)) as here:
+    with tensor_queue.on_current_stream(first.device, determinism_level=determinism.level(call)) as here:
         if values is not None:
             places: Any = call.outs
             return tuple(None if each is None else here.from_host(each, out) for each, out in zip(values, places))

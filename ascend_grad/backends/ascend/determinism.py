@@ -21,32 +21,37 @@ from ..._call import Call
 from . import runtime
 from .array import DeviceArray
 
-#: Choice of `ascend_grad.npu.use_deterministic` in this context: None, or an object whose ``value`` is a bool or None.
+#: Levels of the option: equal calls give equal bits; equal rows do, whatever other rows the call has.
+DETERMINISTIC, BATCH_INVARIANT = 1, 3
+
+#: Choice of `ascend_grad.npu.use_deterministic` in this context: None, or an object whose ``value`` is None, a
+#: bool or "batch".
 requested: ContextVar[Any] = ContextVar("ascend_grad_deterministic", default=None)
 
 _lock = threading.RLock()  # a signal handler may call an operator while the lock is held
 
 
-def is_asked_for(call: Call) -> bool:
-    """Return whether a call has to be deterministic: by the choice of this context, or by torch's for its tensors."""
+def level(call: Call) -> int:
+    """Return the level that a call asks for, by the choice of this context or by torch's for its tensors; 0: none."""
     choice = requested.get()
     if choice is not None and choice.value:
-        return True
+        return BATCH_INVARIANT if choice.value == "batch" else DETERMINISTIC
     torch: Any = sys.modules.get("torch")
-    return (
+    is_of_torch = (
         torch is not None
         and torch.are_deterministic_algorithms_enabled()
         and any(isinstance(each, DeviceArray) and each.storage.is_of_torch for each in call.arguments.values())
     )
+    return DETERMINISTIC if is_of_torch else 0
 
 
 @contextmanager
-def _in_force(device: int) -> Iterator[None]:
+def _in_force(device: int, level: int) -> Iterator[None]:
     runtime.empty_queue_of_torch(device)
-    with _lock, _acl.DeterministicGuard():
+    with _lock, _acl.DeterministicGuard(level):
         yield
 
 
-def guard(device: int, is_deterministic: bool) -> AbstractContextManager[None]:
+def guard(device: int, level: int) -> AbstractContextManager[None]:
     """Return the block in which an operator of a call is prepared and launched."""
-    return _in_force(device) if is_deterministic else nullcontext()
+    return _in_force(device, level) if level else nullcontext()

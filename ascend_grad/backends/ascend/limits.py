@@ -189,6 +189,9 @@ LARGEST_ID = 2**24
 #: The limit of the oldest operators. 310B lacks them, but for the forward softmax.
 EVERYWHERE = only_on("910", "910B", "910_93", "310P", "950")
 
+#: Operators whose rows have the same bits whatever other rows there are, at the level of determinism for that.
+ROWS_ALONE = ("softmax", "log_softmax")
+
 FLOATS = ("float32", "float16", "bfloat16")
 FLOATS_16_BIT = ("float16", "bfloat16")
 
@@ -276,9 +279,13 @@ def unsupported_reason(call: Call, state: State) -> Unsupported | None:
     for name in needed(call):
         if name in state.absent:
             return _unsupported(call, BackendUnavailableError, state.absent[name])
-    if determinism.is_asked_for(call) and (lack := _acl.lacks_determinism()):
+    level, soc = determinism.level(call), family(state.soc)
+    if level and (lack := _acl.lacks_determinism()):
         return _unsupported(call, BackendUnavailableError, f"deterministic results were asked for, and {lack}")
-    soc = family(state.soc)
+    if level == determinism.BATCH_INVARIANT and (call.operator.name not in ROWS_ALONE or soc not in ("950", UNKNOWN)):
+        having = " and ".join(ROWS_ALONE)
+        asked_for = f"bits that do not depend on other rows were asked for, which {having} have on 950 alone"
+        return _unsupported(call, UnsupportedDeviceError, asked_for)
     reasons = [reason for limit in limits if (reason := limit(call, soc)) is not None]
     if soc == UNKNOWN:
         reasons.append(

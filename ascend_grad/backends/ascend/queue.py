@@ -73,8 +73,8 @@ class Queue(ABC):
 
     #: The device that the work is done on.
     device: int
-    #: Whether equal calls have to give equal bits.
-    is_deterministic: bool
+    #: The level of determinism that the call asks for; 0: none.
+    determinism_level: int
     #: The module of the functions on vectors: NumPy or torch.
     xp: Any
 
@@ -114,7 +114,7 @@ class Queue(ABC):
                     argument = _aclnn.Tensor(self.memory_of(argument), shape, code, layout)
                     tensors.append(argument)
                 converted.append(argument)
-            with determinism.guard(self.device, self.is_deterministic):
+            with determinism.guard(self.device, self.determinism_level):
                 executor = getattr(_aclnn, operator)(*converted)
                 self.run(executor)
         finally:

@@ -48,7 +48,7 @@ class Session(ArrayQueue):
         self._stream: _acl.AnyStream | None = None
         self._pending = False  # whether anything was put on the stream since it was synchronised
         # The fields below belong to the running call.
-        self.is_deterministic = False  # whether equal calls have to give equal bits
+        self.determinism_level = 0  # what the call asks for
         self._has_to_wait = False  # whether the call waits for its end; torch may use the same memory
         self._allocations: list[Allocation] = []  # the memory to release when the call ends
         self._alive: list[object] = []  # arrays to keep alive until the call ends
@@ -64,7 +64,7 @@ class Session(ArrayQueue):
         return self._pending
 
     @contextmanager
-    def call(self, *, is_deterministic: bool = False) -> Iterator[Session]:
+    def call(self, *, determinism_level: int = 0) -> Iterator[Session]:
         """Run one call: bind the thread to the device, and release everything that the call does not keep."""
         frame: _Frame | None = _Frame()
         self._frame = weakref.ref(frame)
@@ -75,7 +75,7 @@ class Session(ArrayQueue):
             with _acl.DeviceGuard(self.device):
                 try:
                     self._has_to_wait = self.waits
-                    self.is_deterministic = is_deterministic
+                    self.determinism_level = determinism_level
                     yield self
                     if self._has_to_wait:
                         self.synchronize()

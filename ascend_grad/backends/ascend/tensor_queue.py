@@ -70,10 +70,10 @@ class TensorQueue(Queue):
     torch gives memory out again in the order of the stream, so memory that is dropped may still be in use there.
     """
 
-    def __init__(self, device: int, *, is_deterministic: bool):
+    def __init__(self, device: int, *, determinism_level: int):
         self.xp: Any = sys.modules["torch"]
         self._npu: Any = sys.modules["torch_npu"].npu
-        self.device, self.is_deterministic = device, is_deterministic
+        self.device, self.determinism_level = device, determinism_level
         self._place = self.xp.device("npu", device)
         self._workspace: Any = None
 
@@ -177,11 +177,11 @@ class TensorQueue(Queue):
 
 
 @contextmanager
-def on_current_stream(device: int, *, is_deterministic: bool = False) -> Iterator[TensorQueue]:
+def on_current_stream(device: int, *, determinism_level: int = 0) -> Iterator[TensorQueue]:
     """Run one call on tensors of a device. Afterwards torch's current device and the thread's context are as before.
 
     torch binds the thread to its current device at the end of its own operators, so the tensors have to be on that one.
     """
     npu: Any = sys.modules["torch_npu"].npu
     with _acl.ContextGuard(), npu.device(device), _acl.DeviceGuard(device):
-        yield TensorQueue(device, is_deterministic=is_deterministic)
+        yield TensorQueue(device, determinism_level=determinism_level)

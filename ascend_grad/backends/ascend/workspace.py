@@ -39,7 +39,7 @@ class WorkspaceCounter(Session):
 
     def __init__(self, running: Session):
         super().__init__(running.device)
-        self.is_deterministic = running.is_deterministic
+        self.determinism_level = running.determinism_level
         self.nbytes = 0
 
     def run(self, executor: _aclnn.Executor) -> None:
@@ -81,7 +81,7 @@ def workspace_size(call: Call) -> int:
     if quirks.is_empty(call):
         return 0
     device = threads.chosen_device() if call.device is None else call.device
-    with session.session_on(device).call(is_deterministic=determinism.is_asked_for(call)) as running:
+    with session.session_on(device).call(determinism_level=determinism.level(call)) as running:
         counter = WorkspaceCounter(running)
         operators.OPERATORS[call.operator.name](counter, call)
     return counter.nbytes

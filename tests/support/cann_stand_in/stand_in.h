@@ -36,7 +36,8 @@
  *   int64_t stand_in_counter(const char *name)    -1 for an unknown name. Live objects, which must be 0 in the end:
  *       tensors arguments executors streams events contexts device_allocations device_bytes host_allocations host_bytes
  *       in_flight initialisations; since the last reset: violations launches event_waits mallocs host_mallocs
- *       deterministic_launches, and deterministic_plans (first phases under the option of the context)
+ *       deterministic_launches, and deterministic_plans (first phases under the option of the context),
+ *       batch_invariant_plans (those under its level 3)
  *       synchronizations (the host's waits for streams, events and devices)
  *       copies_h2h copies_h2d copies_d2h copies_d2d bytes_h2h bytes_h2d bytes_d2h bytes_d2d peak_device_bytes
  *   int64_t stand_in_violations(char *text, size_t size)   number of broken rules, and what they were, one a line

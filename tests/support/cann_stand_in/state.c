@@ -215,7 +215,7 @@ static struct {
     const char *name;
     int64_t value;
 } statistics[] = {
-    {"launches", 0},      {"deterministic_launches", 0}, {"deterministic_plans", 0}, {"synchronizations", 0},
+    {"launches", 0},      {"deterministic_launches", 0}, {"deterministic_plans", 0}, {"batch_invariant_plans", 0}, {"synchronizations", 0},
     {"mallocs", 0},       {"host_mallocs", 0},           {"copies_h2h", 0},          {"copies_h2d", 0},
     {"copies_d2h", 0},    {"copies_d2d", 0},             {"bytes_h2h", 0},           {"bytes_h2d", 0},
     {"bytes_d2h", 0},     {"bytes_d2d", 0},              {"memsets", 0},             {"peak_device_bytes", 0},

@@ -210,7 +210,8 @@ int si_prepare(struct operation *op, const char *function, const void *const *te
         return si_misuse(NN_NULLPTR, "no place for the results");
     if (si_need_context(&context))
         return NN_RUNTIME;
-    op->deterministic = context->options[0] == 1;
+    op->deterministic = context->options[0] >= 1;
+    *si_statistic("batch_invariant_plans") += context->options[0] == 3;
     *si_statistic("deterministic_plans") += op->deterministic;
     for (int i = 0; i < op->count; i++) {
         const struct tensor *t = si_handle_get(tensors[i], KIND_TENSOR);
