@@ -67,15 +67,15 @@ def loss_and_gradients(module, x, target, weight, reduction: str, upstream: torc
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_the_loss_of_the_compat_module(torch_npu, device, dtype, reduction, weighted, place) -> None:
-    """The function of the module calls torch_npu's. Tensors on the CPU have the same results, except in the last bit."""
+    """The function of the module calls torch_npu's. Results of tensors on the CPU differ in the last bit at most."""
     here = sample(dtype, weighted)
     upstream = torch.rand(7 if reduction == "none" else 1).to(dtype)
     x, target, weight = (each if each is None else each.to(place) for each in here)
     rights = loss_and_gradients(torch_npu, x, target, weight, reduction, upstream.to(place))
-    before = device.calls("aclnnCrossEntropyLoss"), device.calls("aclnnCrossEntropyLossGrad")
     found = loss_and_gradients(compat, x, target, weight, reduction, upstream.to(place))
-    after = device.calls("aclnnCrossEntropyLoss"), device.calls("aclnnCrossEntropyLossGrad")
-    assert (after[0] - before[0], after[1] - before[1]) == (1, 2)
+    torch.npu.synchronize(place)
+    assert device.calls("aclnnCrossEntropyLoss") == 2
+    assert device.calls("aclnnCrossEntropyLossGrad") == 4
     of_cpu = loss_and_gradients(compat, *here, reduction, upstream)
     for each, right, on_cpu in zip(found, rights, of_cpu, strict=True):
         assert (each.device, each.dtype, each.shape) == (right.device, right.dtype, right.shape)
@@ -85,11 +85,9 @@ def test_the_loss_of_the_compat_module(torch_npu, device, dtype, reduction, weig
 
 
 def test_the_compat_module_copies_tensors_that_are_not_contiguous(torch_npu) -> None:
-    """torch_npu's own functions pass such tensors on, and fail: the upstream gradient of a sum is one of them."""
+    """The kernels read contiguous tensors alone. torch_npu passes others on, such as the upstream gradient of a sum."""
     x, target, weight = sample(torch.float32, True)
     x, target, weight = x.to("npu").T.contiguous().T, target.to("npu"), weight.to("npu")
-    with pytest.raises(RuntimeError, match="aclnnCrossEntropyLoss failed"):
-        torch_npu.npu_cross_entropy_loss(x, target, weight)
     right = loss_and_gradients(torch_npu, x.contiguous(), target, weight, "none", torch.ones(7, device="npu"))
     x = x.detach().requires_grad_()
     loss = compat.npu_cross_entropy_loss(x, target, weight, "none")[0]
@@ -99,7 +97,7 @@ def test_the_compat_module_copies_tensors_that_are_not_contiguous(torch_npu) -> 
 
 
 def test_label_smoothing_of_the_compat_module(torch_npu) -> None:
-    """The loss is torch_npu's. Its gradient, which torch_npu does not support, is an error before anything is computed."""
+    """The loss is torch_npu's. If the logits require grad, the call is an error, as torch_npu has no such gradient."""
     x, target, weight = (each.to("npu") for each in sample(torch.float32, True))
     right = torch_npu.npu_cross_entropy_loss(x, target, weight, label_smoothing=0.1)[0]
     assert torch.equal(compat.npu_cross_entropy_loss(x, target, weight, label_smoothing=0.1)[0].cpu(), right.cpu())

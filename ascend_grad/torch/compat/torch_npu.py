@@ -255,9 +255,8 @@ def _gradient(
         factors = counts.to(dtype) if weight is None else weight.to(dtype)[classes.where(counts, 0)].where(counts, 0)
         if reduction == "mean":
             factors = factors / factors.sum()
-        grad = (factors * grad_loss.to(dtype)).where(counts, 0)
-        problem |= {"input_grad": True, "outputs": [], "grad_loss": grad}
-        problem["grad_lse"] = (grad * lse.expm1()).where(counts, 0)
+        upstream = factors * grad_loss.to(dtype)
+        problem |= {"grad_loss": upstream, "grad_lse": upstream * lse.expm1(), "input_grad": True, "outputs": []}
         return loss_operators.cross_entropy(*loss.arguments(problem))[1]
     except AscendGradError as error:
         rename(error, _LOSS_BACKWARD, {"input": "log_prob", "class_weight": "weight"})
