@@ -387,8 +387,9 @@ def npu_cross_entropy_loss_backward(
 ) -> torch.Tensor:
     """Compute the gradient of the loss of logits, like ``torch_npu.npu_cross_entropy_loss_backward``.
 
-    The gradient of a row is ``(exp(log_prob) - [class = target]) * grad_loss * weight[target]``. For a mean it is
-    divided by the sum of the targets' weights.
+    ``npu_cross_entropy_loss_backward(grad_loss, log_prob, target)`` is the gradient with respect to the logits. That of
+    a row is ``(exp(log_prob) - [class = target]) * grad_loss * weight[target]``. For a mean it is divided by the sum of
+    the targets' weights.
 
     Parameters
     ----------
@@ -396,10 +397,12 @@ def npu_cross_entropy_loss_backward(
         The upstream gradient of the loss.
     log_prob : torch.Tensor, shape (N, C)
         The second result of `npu_cross_entropy_loss`. Rows need not be normalised.
-    target, weight, reduction, ignore_index
+    target, weight
         As in `npu_cross_entropy_loss`.
     grad_zloss, lse_for_zloss : torch.Tensor, shape (0,), optional
         Must be None or empty: the z-loss is not supported.
+    reduction, ignore_index
+        As in `npu_cross_entropy_loss`.
     label_smoothing, lse_square_scale_for_zloss : float, default 0.0
         Must be 0.
 
