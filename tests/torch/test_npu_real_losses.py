@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch_oracles import assert_close
 
+from ascend_grad.torch.compat import torch_npu as compat
+
 pytestmark = pytest.mark.usefixtures("torch_npu")
 
 
@@ -49,6 +51,58 @@ def test_label_smoothing_of_torch_npu(torch_npu) -> None:
     )[0]
     right, _ = expected(x, target, weight, torch.ones(()), label_smoothing=0.1)
     assert_close(loss.cpu(), right.reshape(1), torch.float32, steps=8)
+
+
+def loss_and_gradients(module, x, target, weight, reduction: str, upstream: torch.Tensor) -> list[torch.Tensor]:
+    """Return the results of a module's loss, its gradient by autograd, and the gradient by its function."""
+    x = x.detach().requires_grad_()
+    results = module.npu_cross_entropy_loss(x, target, weight, reduction)
+    results[0].backward(upstream)
+    gradient = module.npu_cross_entropy_loss_backward(upstream, results[1], target, weight, reduction=reduction)
+    return [each.detach() for each in (*results, x.grad, gradient)]
+
+
+@pytest.mark.parametrize("place", ["npu:0", "npu:1"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_the_loss_of_the_compat_module(torch_npu, device, dtype, reduction, weighted, place) -> None:
+    """The function of the module calls torch_npu's. Results of tensors on the CPU differ in the last bit at most."""
+    here = sample(dtype, weighted)
+    upstream = torch.rand(7 if reduction == "none" else 1).to(dtype)
+    x, target, weight = (each if each is None else each.to(place) for each in here)
+    rights = loss_and_gradients(torch_npu, x, target, weight, reduction, upstream.to(place))
+    found = loss_and_gradients(compat, x, target, weight, reduction, upstream.to(place))
+    torch.npu.synchronize(place)
+    assert device.calls("aclnnCrossEntropyLoss") == 2
+    assert device.calls("aclnnCrossEntropyLossGrad") == 4
+    of_cpu = loss_and_gradients(compat, *here, reduction, upstream)
+    for each, right, on_cpu in zip(found, rights, of_cpu, strict=True):
+        assert (each.device, each.dtype, each.shape) == (right.device, right.dtype, right.shape)
+        assert (each.dtype, each.shape) == (on_cpu.dtype, on_cpu.shape)
+        assert torch.equal(each.cpu(), right.cpu())
+        assert_close(on_cpu, each.cpu().double(), dtype, steps=2)
+
+
+def test_the_compat_module_copies_tensors_that_are_not_contiguous(torch_npu) -> None:
+    """The kernels read contiguous tensors alone. torch_npu passes others on, such as the upstream gradient of a sum."""
+    x, target, weight = sample(torch.float32, True)
+    x, target, weight = x.to("npu").T.contiguous().T, target.to("npu"), weight.to("npu")
+    right = loss_and_gradients(torch_npu, x.contiguous(), target, weight, "none", torch.ones(7, device="npu"))
+    x = x.detach().requires_grad_()
+    loss = compat.npu_cross_entropy_loss(x, target, weight, "none")[0]
+    loss.sum().backward()
+    assert torch.equal(loss.detach().cpu(), right[0].cpu())
+    assert torch.equal(x.grad.cpu(), right[4].cpu())
+
+
+def test_label_smoothing_of_the_compat_module(torch_npu) -> None:
+    """The loss is torch_npu's. If the logits require grad, the call is an error, as torch_npu has no such gradient."""
+    x, target, weight = (each.to("npu") for each in sample(torch.float32, True))
+    right = torch_npu.npu_cross_entropy_loss(x, target, weight, label_smoothing=0.1)[0]
+    assert torch.equal(compat.npu_cross_entropy_loss(x, target, weight, label_smoothing=0.1)[0].cpu(), right.cpu())
+    with pytest.raises(NotImplementedError, match="npu_cross_entropy_loss: label_smoothing: not supported"):
+        compat.npu_cross_entropy_loss(x.requires_grad_(), target, weight, label_smoothing=0.1)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
