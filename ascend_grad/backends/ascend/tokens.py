@@ -28,6 +28,13 @@ class Weights:
             weights = counted if values is None else values
             self._denominator = queue.vector(weights.sum()) if given is None else given
 
+    def share_zeros(self, other: Weights) -> None:
+        """Make the denominators of two terms of a loss 0 if one of them is: a mean that is NaN has no gradient."""
+        if not isinstance(self._denominator, float):
+            is_zero, xp = (self._denominator == 0) | (other._denominator == 0), self._queue.xp
+            self._denominator = xp.where(is_zero, 0, self._denominator)
+            other._denominator = xp.where(is_zero, 0, other._denominator)
+
     def weighted(self, numbers: Any) -> Any:
         """Multiply numbers by the weights. The result is 0 for rows of weight 0, whatever the number."""
         return numbers if self.values is None else self._queue.xp.where(self.values == 0, 0, numbers * self.values)
