@@ -86,6 +86,7 @@ def test_one_logit(target, device):
     [
         {"class_weight": np.array([0, 0, 1.0]), "lse_square_scale": 0.5},
         {"class_weight": np.array([1, 2.0, 1]), "token_weight": np.array([1, -1.0]), "lse_square_scale": 0.5},
+        {"token_weight": np.array([np.nan, 1]), "grad_loss": 0.0},
         {"class_weight": np.array([1, 1, np.nan]), "label_smoothing": 0.1, "grad_loss": 0.0},
     ],
 )

@@ -57,7 +57,8 @@ class Weights:
         grad, vector = self._arguments["grad_loss"], self._queue.vector
         if isinstance(grad, float) and isinstance(self._denominator, float):
             return vector(grad / self._denominator)  # may be in the range of float32, even if neither number is
-        return self.divided(vector(grad).reshape(-1), 0)
+        upstream = vector(grad).reshape(-1)
+        return self._queue.xp.where(upstream == 0, 0, self.divided(upstream, 0))
 
     def upstream(self, divided: Any) -> Any:
         """Return the upstream gradient of each row's loss. A gradient of 0 stays 0, whatever the weight is."""
