@@ -72,6 +72,38 @@ def test_all_rows_are_ignored(device):
     assert np.array_equal(grad, np.zeros_like(x))
 
 
+@pytest.mark.parametrize("target", [np.array(0), np.array(-100), np.array(1, np.float32)])
+def test_one_logit(target, device):
+    """The gradient of an array without axes has none either."""
+    x = np.array(2, np.float32)
+    expected = ag.cross_entropy(x, target, backend="reference")
+    for arrays in ((x, target), (npu.asarray(x), npu.asarray(target))):
+        check(ag.cross_entropy(*arrays), expected, np.float32)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"class_weight": np.array([0, 0, 1.0]), "lse_square_scale": 0.5},
+        {"class_weight": np.array([1, 2.0, 1]), "token_weight": np.array([1, -1.0]), "lse_square_scale": 0.5},
+        {"token_weight": np.array([np.nan, 1]), "grad_loss": 0.0},
+        {"class_weight": np.array([1, 1, np.nan]), "label_smoothing": 0.1, "grad_loss": 0.0},
+    ],
+)
+@pytest.mark.parametrize("is_on_device", [False, True])
+def test_means_without_a_gradient(options, is_on_device, device, rng):
+    """If the weights of one term of the loss add up to 0, the other term has no gradient either."""
+    x, target = rng.standard_normal((2, 3)).astype(np.float32), np.array([0, 1])
+    options = {name: value.astype(np.float32) if np.ndim(value) else value for name, value in options.items()}
+    if is_on_device:
+        x, target = npu.asarray(x), npu.asarray(target)
+        options = {name: npu.asarray(value) if np.ndim(value) else value for name, value in options.items()}
+    loss, grad = ag.cross_entropy(x, target, **options, backend="npu")
+    loss, grad = (each.numpy() if is_on_device else each for each in (loss, grad))
+    assert np.isnan(loss)
+    assert np.array_equal(grad, np.zeros((2, 3)))
+
+
 def test_no_rows(device):
     result = ag.cross_entropy(np.ones((0, 4), np.float16), np.ones(0, int), reduction="none", backend="npu")
     assert (result.loss.shape, result.input_grad.shape) == ((0,), (0, 4))

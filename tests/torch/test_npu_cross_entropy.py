@@ -74,6 +74,13 @@ def test_targets_outside_of_the_classes_make_nan():
     assert not np.isnan(values(grad)[[0, 2]]).any()
 
 
+@pytest.mark.parametrize("target", [np.array(0), np.array(1, np.float32)])
+def test_one_logit(target):
+    logits = torch.tensor(2.0, device="npu", requires_grad=True)
+    agt.cross_entropy(logits, tensor(target)).backward()
+    assert (logits.grad.shape, values(logits.grad)) == ((), 0)
+
+
 def test_no_rows():
     result = ag.cross_entropy(torch.zeros(0, 4, device="npu"), torch.zeros(0, dtype=torch.int64, device="npu"))
     assert np.isnan(values(result.loss))

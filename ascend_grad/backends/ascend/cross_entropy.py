@@ -61,7 +61,8 @@ class Logits:
 
     def __init__(self, queue: Queue, call: Call):
         self._queue = queue
-        shape = call.arrays[0].shape or (1,)
+        self._shape = call.arrays[0].shape
+        shape = self._shape or (1,)
         axis = call.arguments["axis"] % len(shape)
         self._axes = (*range(axis), *range(axis + 1, len(shape)), axis)
         self._moved_shape = tuple(shape[each] for each in self._axes)
@@ -77,9 +78,9 @@ class Logits:
 
     def restored(self, matrix: DeviceArray) -> DeviceArray:
         """Return a matrix in the shape of the logits."""
-        moved = self._queue.reshaped(matrix, self._moved_shape)
         if self._axes == tuple(range(len(self._axes))):
-            return moved
+            return self._queue.reshaped(matrix, self._shape)
+        moved = self._queue.reshaped(matrix, self._moved_shape)
         return self._queue.permuted(moved, tuple(self._axes.index(each) for each in range(len(self._axes))))
 
 
@@ -155,6 +156,8 @@ def _of_one_target(loss: _Loss) -> Results:
     queue, a, xp, logits = loss.queue, loss.a, loss.queue.xp, loss.logits
     tokens = Tokens(queue, loss.call, logits.classes)
     of_rows = Weights(queue, loss.call, tokens.counted, tokens.row_weights())
+    if a["lse_square_scale"]:
+        tokens.share_zeros(of_rows)
     rows = queue.compact(tokens.counted)
     class_weight = a["class_weight"]
     smoothed = loss.smoothing != 0
@@ -203,7 +206,8 @@ def _of_one_target(loss: _Loss) -> Results:
     if smoothed:
         e = -loss.smoothing * of_rows.upstream(divided)
         of_classes = float(logits.classes) if class_weight is None else queue.vector(class_weight).sum()
-        b = -e * of_classes if b is None else b - e * of_classes
+        smoothed_p = xp.where(e == 0, 0, -e * of_classes)
+        b = smoothed_p if b is None else b + smoothed_p
         e = loss.times_factor(tokens.without_ignored(e))
     present = grad != 0
     if b is not None:

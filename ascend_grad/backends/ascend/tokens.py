@@ -28,6 +28,13 @@ class Weights:
             weights = counted if values is None else values
             self._denominator = queue.vector(weights.sum()) if given is None else given
 
+    def share_zeros(self, other: Weights) -> None:
+        """Make the denominators of two terms of a loss 0 if one of them is: a mean that is NaN has no gradient."""
+        if not isinstance(self._denominator, float):
+            is_zero, xp = (self._denominator == 0) | (other._denominator == 0), self._queue.xp
+            self._denominator = xp.where(is_zero, 0, self._denominator)
+            other._denominator = xp.where(is_zero, 0, other._denominator)
+
     def weighted(self, numbers: Any) -> Any:
         """Multiply numbers by the weights. The result is 0 for rows of weight 0, whatever the number."""
         return numbers if self.values is None else self._queue.xp.where(self.values == 0, 0, numbers * self.values)
@@ -50,7 +57,8 @@ class Weights:
         grad, vector = self._arguments["grad_loss"], self._queue.vector
         if isinstance(grad, float) and isinstance(self._denominator, float):
             return vector(grad / self._denominator)  # may be in the range of float32, even if neither number is
-        return self.divided(vector(grad).reshape(-1), 0)
+        upstream = vector(grad).reshape(-1)
+        return self._queue.xp.where(upstream == 0, 0, self.divided(upstream, 0))
 
     def upstream(self, divided: Any) -> Any:
         """Return the upstream gradient of each row's loss. A gradient of 0 stays 0, whatever the weight is."""
