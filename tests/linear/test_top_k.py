@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_oracles import assert_top_k, expected, logits_of_problem
 from linear_samples import KINDS, TOP_K, LinearProblem, Shape, problem_of, shapes
-from samples import BFLOAT16, DTYPES, assert_fresh, assert_identical, generator, native_copy
+from samples import DTYPES, assert_fresh, assert_identical, generator, native_copy
 from strategies import views
 
 import ascend_grad as ag

@@ -70,3 +70,11 @@ def test_the_function_of_torch(dtype):
     right = agt.linear_top_k(x, w, 7, temperature=0.5)
     assert torch.equal(index.cpu(), right.index)
     torch.testing.assert_close(log_prob.cpu(), right.log_prob, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_are_refused():
+    x, w = torch.ones(2, 3, device="npu", requires_grad=True), torch.ones(5, 3, device="npu")
+    with pytest.raises(NotImplementedError, match="linear_top_k: an Ascend NPU computes the log-probabilities without"):
+        agt.linear_top_k(x, w, 2)
+    with torch.no_grad():
+        assert agt.linear_top_k(x, w, 2).index.tolist() == [[0, 1]] * 2
