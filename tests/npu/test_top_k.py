@@ -66,6 +66,20 @@ def test_memory_is_bounded(dtype, device):
     assert np.all(index == [0, 1])
 
 
+def test_the_memory_is_full(device):
+    """A call fails if its blocks do not fit, and releases what it had."""
+    x, w = np.zeros((200, 2), np.float16), np.zeros((3000, 2), np.float16)
+    npu.release()
+    device.set_memory(1 << 20)
+    try:
+        with pytest.raises(ag.AclError) as info:
+            ag.linear_top_k(x, w, 2, backend="npu")
+    finally:
+        device.set_memory(1 << 30)
+    assert info.value.code in (207001, 207018)
+    assert np.all(ag.linear_top_k(x, w, 2, backend="npu").index == [0, 1])
+
+
 def test_a_tie_alone_needs_a_second_top_k(device, rng):
     x, w = rng.standard_normal((3, 4)).astype(np.float32), rng.standard_normal((50, 4)).astype(np.float32)
     for k, is_tied in ((5, False), (50, True), (3, True)):

@@ -10,6 +10,7 @@ from top_k_problems import check, in_rows, random_arguments
 
 import ascend_grad as ag
 import ascend_grad.torch as agt
+from ascend_grad import npu
 from ascend_grad.backends.ascend import top_k
 
 pytestmark = pytest.mark.usefixtures("torch_npu")
@@ -41,6 +42,13 @@ def test_strided_tensors():
     results = ag.linear_top_k(*given, 9)
     arguments = {"input": x[:, ::2], "weight": w.T, "k": 9}
     check([values(each) for each in results], arguments)
+
+
+def test_arrays_over_strided_tensors():
+    rng = np.random.default_rng(0)
+    x, w = rng.integers(-1, 2, (3, 6)).astype(np.float32), rng.integers(-1, 2, (3, 400)).astype(np.float32)
+    results = ag.linear_top_k(npu.asarray(tensor(x)[:, ::2]), npu.asarray(tensor(w).t()), 9)
+    check(results, {"input": x[:, ::2], "weight": w.T, "k": 9})
 
 
 def test_nothing_waits(torch_npu, device, monkeypatch):
