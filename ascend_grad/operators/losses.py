@@ -449,7 +449,7 @@ def linear_top_k(
     ParamInvalidError
         161002: an argument is not as described (a dtype or kind: its subclass `ParamTypeError`).
     UnsupportedDeviceError
-        361001: an Ascend NPU is requested, which does not have this operator.
+        361001: an Ascend NPU is requested that does not multiply in float32.
 
     Notes
     -----

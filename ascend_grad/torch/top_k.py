@@ -99,8 +99,8 @@ def linear_top_k(
     Raises
     ------
     NotImplementedError
-        `temperature` requires grad, which the log-probabilities have no gradient for; or a tensor has a tangent of
-        forward-mode differentiation.
+        `temperature` requires grad, which the log-probabilities have no gradient for; a tensor has a tangent of
+        forward-mode differentiation; or a tensor on an Ascend NPU requires grad.
 
     Examples
     --------
@@ -122,6 +122,10 @@ def linear_top_k(
     check_floating(_NAME, input=input, linear_weight=linear_weight)
     refuse_gradients(_NAME, further, "the log-probabilities have")
     refuse_forward_mode(_NAME, **tensors, **further)
+    needs_grad = torch.is_grad_enabled() and any(each.requires_grad for each in tensors.values())
+    if needs_grad and input.device.type == "npu":
+        message = "an Ascend NPU computes the log-probabilities without a gradient, got tensors that require grad"
+        raise NotImplementedError(f"{_NAME}: {message} (torch.no_grad() goes without)")
     input, linear_weight = layer_as_computed(_NAMES, input, linear_weight)
     k = k if type(k) in (int, torch.SymInt) else integer(k, "k", _NAME)
     threads = threads_of(num_threads, _NAME)
@@ -136,7 +140,7 @@ def linear_top_k(
             rename(error, _NAME, _NAMES._asdict())
             raise
     log_prob, index = found
-    if torch.is_grad_enabled() and any(each.requires_grad for each in tensors.values()):
+    if needs_grad:
         result = linear_cross_entropy(
             input,
             linear_weight,

@@ -8,7 +8,7 @@ A function here is stage 1 of one operator. It returns an `Executor`, which tell
 and is closed on every path.
 """
 
-from libc.stdint cimport int64_t, uint64_t, uintptr_t
+from libc.stdint cimport int8_t, int64_t, uint64_t, uintptr_t
 
 from . import _acl
 from .errors import device_error
@@ -123,7 +123,24 @@ ctypedef ag_aclnn_status (*ag_aclnn_sum)(
     uint64_t *workspace_size, ag_acl_executor **executor
 ) noexcept nogil
 
-# aclnnExp; aclnnInplaceCopy, whose first argument is the result; aclnnCast, with a dtype between its tensors
+# aclnnTopk
+ctypedef ag_aclnn_status (*ag_aclnn_top_k)(
+    const ag_acl_tensor *self, int64_t k, int64_t dim, c_bool largest, c_bool is_sorted, ag_acl_tensor *values,
+    ag_acl_tensor *indices, uint64_t *workspace_size, ag_acl_executor **executor
+) noexcept nogil
+
+# aclnnMm
+ctypedef ag_aclnn_status (*ag_aclnn_mm)(
+    const ag_acl_tensor *self, const ag_acl_tensor *mat2, ag_acl_tensor *out, int8_t cube_math_type,
+    uint64_t *workspace_size, ag_acl_executor **executor
+) noexcept nogil
+
+# aclnnInplaceTanh
+ctypedef ag_aclnn_status (*ag_aclnn_inplace_unary)(
+    ag_acl_tensor *self, uint64_t *workspace_size, ag_acl_executor **executor
+) noexcept nogil
+
+# aclnnExp; aclnnInplaceCopy and aclnnInplaceMul, whose first argument is the result; aclnnCast, with a dtype between
 ctypedef ag_aclnn_status (*ag_aclnn_unary)(
     const ag_acl_tensor *first, const ag_acl_tensor *second, uint64_t *workspace_size, ag_acl_executor **executor
 ) noexcept nogil
@@ -131,7 +148,7 @@ ctypedef ag_aclnn_status (*ag_aclnn_cast)(
     const ag_acl_tensor *self, int dtype, ag_acl_tensor *out, uint64_t *workspace_size, ag_acl_executor **executor
 ) noexcept nogil
 
-# aclnnMul
+# aclnnMul, aclnnEqTensor
 ctypedef ag_aclnn_status (*ag_aclnn_binary)(
     const ag_acl_tensor *self, const ag_acl_tensor *other, ag_acl_tensor *out, uint64_t *workspace_size,
     ag_acl_executor **executor
@@ -162,7 +179,8 @@ DTYPES = {
 cdef enum:
     SOFTMAX_BACKWARD, LOG_SOFTMAX_BACKWARD, SCALED_MASKED_SOFTMAX_BACKWARD, SOFTMAX, LOG_SOFTMAX
     SCALED_MASKED_SOFTMAX, LINEAR_GRADIENT, ONLINE_MAX_SUM, LOSS, CROSS_ENTROPY, CROSS_ENTROPY_GRADIENT
-    DENSE_CROSS_ENTROPY, LOG_SUM_EXP, SUM, EXP, INPLACE_COPY, CAST, MUL, INPLACE_ADD, OPERATOR_COUNT
+    DENSE_CROSS_ENTROPY, LOG_SUM_EXP, SUM, EXP, INPLACE_COPY, CAST, MUL, INPLACE_ADD, INPLACE_MUL, INPLACE_TANH
+    EQUAL, MM, TOP_K, OPERATOR_COUNT
 
 #: Names of the operators, in the order of the enumeration.
 NAMES = (
@@ -185,6 +203,11 @@ NAMES = (
     "aclnnCast",
     "aclnnMul",
     "aclnnInplaceAdd",
+    "aclnnInplaceMul",
+    "aclnnInplaceTanh",
+    "aclnnEqTensor",
+    "aclnnMm",
+    "aclnnTopk",
 )
 
 cdef void *_prepare[OPERATOR_COUNT]
@@ -558,11 +581,33 @@ def cast(Tensor input not None, int dtype, Tensor out not None):
     return executor.checked()
 
 
-def mul(Tensor input not None, Tensor other not None, Tensor out not None):
-    cdef Executor executor = Executor(MUL)
+cdef Executor of_three(int operator, Tensor input, Tensor other, Tensor out):
+    cdef Executor executor = Executor(operator)
     with nogil:
-        executor.status = (<ag_aclnn_binary>_prepare[MUL])(
+        executor.status = (<ag_aclnn_binary>_prepare[operator])(
             input.handle, other.handle, out.handle, &executor.workspace_size, &executor.handle
+        )
+    return executor.checked()
+
+
+def mul(Tensor input not None, Tensor other not None, Tensor out not None):
+    return of_three(MUL, input, other, out)
+
+
+def equal(Tensor input not None, Tensor other not None, Tensor out not None):
+    """Prepare where elements are equal, as bools."""
+    return of_three(EQUAL, input, other, out)
+
+
+def inplace_mul(Tensor out not None, Tensor other not None):
+    return of_two(INPLACE_MUL, out, other)
+
+
+def inplace_tanh(Tensor out not None):
+    cdef Executor executor = Executor(INPLACE_TANH)
+    with nogil:
+        executor.status = (<ag_aclnn_inplace_unary>_prepare[INPLACE_TANH])(
+            out.handle, &executor.workspace_size, &executor.handle
         )
     return executor.checked()
 
@@ -574,5 +619,28 @@ def inplace_add(Tensor out not None, Tensor other not None):
     with nogil:
         executor.status = (<ag_aclnn_inplace_add>_prepare[INPLACE_ADD])(
             out.handle, other.handle, one.handle, &executor.workspace_size, &executor.handle
+        )
+    return executor.checked()
+
+
+# ---- products and the largest elements -------------------------------------------------------------------------------
+
+
+def mm(Tensor input not None, Tensor other not None, Tensor out not None):
+    """Prepare a product of matrices, in their own precision (KEEP_DTYPE)."""
+    cdef Executor executor = Executor(MM)
+    with nogil:
+        executor.status = (<ag_aclnn_mm>_prepare[MM])(
+            input.handle, other.handle, out.handle, 0, &executor.workspace_size, &executor.handle
+        )
+    return executor.checked()
+
+
+def top_k(Tensor input not None, int64_t k, Tensor values not None, Tensor indices not None):
+    """Prepare the k largest elements of a matrix's rows, from the largest down. Equal ones come in any order."""
+    cdef Executor executor = Executor(TOP_K)
+    with nogil:
+        executor.status = (<ag_aclnn_top_k>_prepare[TOP_K])(
+            input.handle, k, 1, True, True, values.handle, indices.handle, &executor.workspace_size, &executor.handle
         )
     return executor.checked()

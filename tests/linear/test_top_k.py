@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from linear_oracles import assert_top_k, expected, logits_of_problem
 from linear_samples import KINDS, TOP_K, LinearProblem, Shape, problem_of, shapes
-from samples import BFLOAT16, DTYPES, assert_fresh, assert_identical, generator, native_copy
+from samples import DTYPES, assert_fresh, assert_identical, generator, native_copy
 from strategies import views
 
 import ascend_grad as ag
@@ -417,14 +417,3 @@ def test_at_most_128(backend):
     assert ag.linear_top_k(x, w, 128, backend=backend).index.shape == (2, 128)
     error = outcome(ag.linear_top_k, x, w, 129, backend=backend)
     assert str(error) == f"{TOP_K}: k: expected at most 128, and at most V = 500, got 129"
-
-
-def test_a_device_does_not_have_the_operator(device):
-    x, w = np.ones((2, 3), BFLOAT16), np.ones((5, 3), BFLOAT16)
-    backend, reason = ag.explain(TOP_K, x, w, 2)
-    assert backend == "cpu"
-    assert "the function is not implemented for the NPU" in reason
-    assert ag.linear_top_k(x, w, 2).index.tolist() == [[0, 1]] * 2
-    error = outcome(ag.linear_top_k, x, w, 2, backend="npu")
-    assert type(error) is ag.UnsupportedDeviceError
-    assert error.code == 361001

@@ -241,6 +241,21 @@ def test_top_k_has_an_order_of_its_own(acl) -> None:
     assert indices(6, False, True) == [0, 4, 5, 2, 1, 3]
 
 
+@pytest.mark.parametrize("stable", [False, True])
+@pytest.mark.parametrize("descending", [False, True])
+def test_sort(acl, double, stable, descending) -> None:
+    """Equal elements keep their order in a stable sort alone. NaN is the largest."""
+    x = np.array([[1, 3, np.nan, 3], [0, -0.0, np.nan, np.nan]], np.float32)
+    _, values, indices = acl.compute("Sort", x, stable, -1, descending, z(2, 4), z(2, 4, dtype=np.int64))
+    np.testing.assert_array_equal(values, np.take_along_axis(x, indices, 1))
+    first, second = ([[2], [1, 3], [0]], [[2, 3], [0, 1]]) if descending else ([[0], [1, 3], [2]], [[0, 1], [2, 3]])
+    for row, groups in zip(indices.tolist(), (first, second)):
+        assert row == [i for group in groups for i in (group if stable else group[::-1])]
+    assert code_of(acl, "Sort", z(2, 4), stable, 2, descending, z(2, 4), z(2, 4, dtype=np.int64)) == 161002
+    assert code_of(acl, "Sort", None, stable, 0, descending, z(2, 4), z(2, 4, dtype=np.int64)) == 161001
+    assert double.violations() == []
+
+
 def test_checks_of_top_k(acl, double) -> None:
     def code(x=(3, 5), k=2, dim=-1, values=(3, 2), indices=(3, 2), dtypes=(np.float32, np.float32, np.int64)) -> int:
         arrays = [z(*shape, dtype=each) for shape, each in zip((x, values, indices), dtypes)]

@@ -77,6 +77,20 @@ def test_results(operator: str, streams: Streams, device: StandIn) -> None:
     assert device.violations() == []
 
 
+def test_the_largest_log_probabilities(streams: Streams, device: StandIn) -> None:
+    """A call looks at the largest logits of each block, and waits for them alone."""
+    x, w = np.ones((5, 3), np.float16), np.repeat(np.arange(100, dtype=np.float16)[:, None] // 3, 3, axis=1)
+    right = ag.linear_top_k(x, w, 4, backend="npu")
+    there = npu.asarray(x), npu.asarray(w)
+    device.set_delay(SLOW)
+    with npu.stream(streams.new()):
+        results = ag.linear_top_k(*there, 4)
+    for result, expected in zip(results, right, strict=True):
+        assert_identical(result.numpy(), expected)
+    assert right.index.tolist() == [[99, 96, 97, 98]] * 5
+    assert device.violations() == []
+
+
 def test_nobody_waits(streams: Streams, device: StandIn) -> None:
     x = npu.asarray(WORK)
     handle = streams.new()

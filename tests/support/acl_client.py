@@ -91,6 +91,7 @@ _OPERATORS: dict[str, tuple] = {
     "SoftmaxCrossEntropyWithLogits": (*[c_void_p] * 4,),
     "CrossEntropySumExpAndIndexLogit": (*[c_void_p] * 3, c_int64, c_int64, *[c_void_p] * 5),
     "Topk": (c_void_p, c_int64, c_int64, c_bool, c_bool, c_void_p, c_void_p),
+    "Sort": (c_void_p, c_bool, c_int64, c_bool, c_void_p, c_void_p),
     "LogSumExp": (c_void_p, c_void_p, c_bool, c_void_p),
     "Cast": (c_void_p, c_int, c_void_p),
     "InplaceCopy": (c_void_p, c_void_p),

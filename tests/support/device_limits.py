@@ -69,7 +69,7 @@ def code_of(problem: Problem | LinearProblem) -> int | None:
 def code(operator: str, arguments: dict[str, Any]) -> int | None:
     """Return the status code with which a device refuses the operator with these arguments, or None."""
     if operator == TOP_K:
-        return 361001
+        return 161002 if arguments["input"].dtype.newbyteorder("=") == np.float64 else None
     return _linear(operator, arguments) if operator in LINEAR else _rowwise(operator, arguments)
 
 

@@ -42,7 +42,7 @@ MATHEMATICS = (
     *("Add", "Adds", "InplaceAdd", "InplaceAdds", "Sub", "Subs", "InplaceSub", "InplaceSubs"),
     *("Mul", "Muls", "InplaceMul", "InplaceMuls", "Div", "Divs", "InplaceDiv", "InplaceDivs"),
     *("Exp", "InplaceExp", "Log", "InplaceLog", "Neg", "InplaceNeg", "Cast", "InplaceCopy"),
-    *("InplaceZero", "InplaceFillScalar", "ReduceSum", "MaxDim", "LogSumExp", "Topk"),
+    *("InplaceZero", "InplaceFillScalar", "ReduceSum", "MaxDim", "LogSumExp", "Topk", "EqTensor", "InplaceTanh"),
 )
 PRODUCTS = ("Mm", "Matmul", "BatchMatMul", "Addmm")
 _NN = (*BACKWARD, *FORWARD, *LOSSES, *SINCE_9_2, *PRODUCTS)

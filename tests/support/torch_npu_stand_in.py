@@ -335,6 +335,9 @@ def register() -> TorchNpu:
         queue.append(lambda: double.launch("Softmax", input, dim, result, device=device))
         return result
 
+    def arange(end, dtype=None, layout=None, device=None, pin_memory=None):
+        return torch.arange(end, dtype=dtype).to(device)
+
     def on_the_host(operator, *args, **kwargs):
         devices = []
 
@@ -367,6 +370,9 @@ def register() -> TorchNpu:
     for name in ("as_strided", "view", "_reshape_alias", "unfold"):  # these operators access no memory
         operator = getattr(_aten, name).default
         aten.impl(name, lambda *args, op=operator, **kwargs: op.redispatch(_CPU, *args, **kwargs), "PrivateUse1")
+    # torch's own kernels of these would resize tensors of the device.
+    aten.impl("arange", arange, "PrivateUse1")
+    aten.impl("sort.stable", lambda *args, **kwargs: on_the_host(_aten.sort.stable, *args, **kwargs), "PrivateUse1")
     rest.fallback(on_the_host, "PrivateUse1")
     rest.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     return double

@@ -260,6 +260,12 @@ class DeviceArray(AbstractDeviceArray):
         shape = tuple(self.shape[axis] for axis in axes)
         return self._view(shape, layout._replace(strides=strides, is_contiguous=False))
 
+    def rows(self, begin: int, end: int) -> DeviceArray:
+        """Return a view of some rows of an array."""
+        layout = self.storage.layout or Layout(_contiguous_strides(self.shape), 0, self.size, True)
+        offset = layout.offset + begin * layout.strides[0]
+        return self._view((end - begin, *self.shape[1:]), layout._replace(offset=offset))
+
     def reshaped(self, shape: tuple[int, ...]) -> DeviceArray:
         """Return a view of a C-contiguous array in another shape."""
         layout = self.storage.layout

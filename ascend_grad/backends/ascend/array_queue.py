@@ -81,6 +81,13 @@ class ArrayQueue(Transfers):
     def vector(self, array: Any, dtype: Any = np.float64) -> NDArray:
         return np.asarray(self.values(array), dtype)
 
+    def numbers(self, count: int) -> NDArray:
+        return np.arange(count)
+
+    def largest(self, values: NDArray, places: NDArray, count: int) -> tuple[NDArray, NDArray]:
+        order = np.lexsort((places, -values))[:, :count]
+        return np.take_along_axis(values, order, 1), np.take_along_axis(places, order, 1)
+
     def compact(self, counted: NDArray) -> SelectedRows:
         return self.select(counted, counted.size)
 

@@ -21,7 +21,7 @@ from ...errors import (
 )
 from ...operators.options import OPTIONS, OUTPUT_GRADIENTS, OUTPUTS, given_options
 from ..base import Unsupported
-from . import cross_entropy, determinism
+from . import cross_entropy, determinism, top_k
 from .quirks import is_empty
 from .runtime import State
 
@@ -255,6 +255,8 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         vocabulary,
         at_most("H", dim("H", 65535), asks_device=True),
     ),
+    # Other systems have no products of float32.
+    "linear_top_k": (only_on("910B", "910_93", "950"), dtype("input", *FLOATS)),
 }
 
 
@@ -268,7 +270,7 @@ def needed(call: Call) -> tuple[str, ...]:
     if call.operator.name == "linear_cross_entropy":
         loss = "aclnnFusedLinearOnlineMaxSum", "aclnnFusedCrossEntropyLossWithMaxSum"
         return (*loss, *gradient) if call.arguments["return_grad"] else loss
-    return cross_entropy.needed(call)
+    return (top_k if call.operator.name == "linear_top_k" else cross_entropy).needed(call)
 
 
 def unsupported_reason(call: Call, state: State) -> Unsupported | None:

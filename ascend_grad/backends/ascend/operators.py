@@ -17,6 +17,7 @@ from .array import DeviceArray, Origin
 from .cross_entropy import cross_entropy
 from .queue import FLOAT32, Queue, Results
 from .tokens import NAN, Tokens
+from .top_k import linear_top_k
 
 UINT8 = np.dtype(np.uint8)
 INF = float("inf")
@@ -209,4 +210,5 @@ OPERATORS: dict[str, Callable[[Queue, Call], Results]] = {
     "linear_cross_entropy": _linear_cross_entropy,
     "linear_cross_entropy_backward": _linear_cross_entropy_backward,
     "cross_entropy": cross_entropy,
+    "linear_top_k": linear_top_k,
 }

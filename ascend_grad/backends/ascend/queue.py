@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -98,6 +99,10 @@ class Queue(ABC):
         """Make an array for a result."""
 
     @abstractmethod
+    def block(self) -> AbstractContextManager[object]:
+        """Run a part of the call that leaves vectors alone: memory that is allocated there serves other parts."""
+
+    @abstractmethod
     def put(self, array: Any, dtype: np.dtype | None = None) -> DeviceArray:
         """Return an argument, or a vector, as an array that operators can read, in this dtype."""
 
@@ -141,6 +146,14 @@ class Queue(ABC):
     @abstractmethod
     def vector(self, array: Any, dtype: Any = None) -> Any:
         """Return an argument, a number or a vector as a vector of `xp`, in the dtype of the arithmetic by default."""
+
+    @abstractmethod
+    def numbers(self, count: int) -> Any:
+        """Return the integers from 0 up to ``count - 1`` as a vector."""
+
+    @abstractmethod
+    def largest(self, values: Any, places: Any, count: int) -> tuple[Any, Any]:
+        """Return ``count`` entries of each row, from the largest value down; of equal ones the lower place is first."""
 
     @abstractmethod
     def compact(self, counted: Any) -> Rows:

@@ -221,6 +221,14 @@ class Session(ArrayQueue):
         self._allocations.append(allocation)
         return allocation
 
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        first = len(self._allocations)
+        yield
+        self.synchronize()  # memory in a pool is idle
+        while len(self._allocations) > first:
+            self._allocations.pop().release()
+
     def workspace(self, nbytes: int) -> _acl.DeviceRange:
         """Allocate memory for an operator's work."""
         return self.allocate(nbytes).memory()

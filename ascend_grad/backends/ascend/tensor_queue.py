@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,9 @@ class TensorQueue(Queue):
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> TensorArray:
         return array_of(self.xp.empty(shape, dtype=torch_dtype(dtype), device=self._place))
 
+    def block(self) -> AbstractContextManager[object]:
+        return nullcontext()  # torch uses memory again as soon as it is dropped
+
     def tensor(self, array: Any) -> Any:
         """Return the tensor of an argument, or a vector itself."""
         return tensor_of(array) if isinstance(array, DeviceArray) else array
@@ -135,6 +138,15 @@ class TensorQueue(Queue):
         if isinstance(array, float):
             return self.xp.full((), float(np.float32(array)), dtype=dtype, device=self._place)
         return self.tensor(array).to(dtype)
+
+    def numbers(self, count: int) -> Any:
+        return self.xp.arange(count, device=self._place)
+
+    def largest(self, values: Any, places: Any, count: int) -> tuple[Any, Any]:
+        places, order = self.xp.sort(places, dim=1)
+        # Zeros of either sign are equal, however the device compares them.
+        values, order = self.xp.sort(values.gather(1, order) + 0.0, dim=1, descending=True, stable=True)
+        return values[:, :count], places.gather(1, order)[:, :count]
 
     def compact(self, counted: Any) -> TensorRows:
         return TensorRows(self)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -34,16 +36,25 @@ class WorkspaceCounter(Session):
     Attributes
     ----------
     nbytes : int
-        The bytes that the operators have asked for.
+        The bytes that the operators have asked for, without those of earlier blocks.
+    most : int
+        The largest number of such bytes so far.
     """
 
     def __init__(self, running: Session):
         super().__init__(running.device)
         self.determinism_level = running.determinism_level
-        self.nbytes = 0
+        self.nbytes = self.most = 0
 
     def run(self, executor: _aclnn.Executor) -> None:
         self.nbytes += executor.workspace_size
+        self.most = max(self.most, self.nbytes)
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        before = self.nbytes
+        yield
+        self.nbytes = before
 
     def memory_of(self, array: DeviceArray) -> Any:
         return None
@@ -74,7 +85,7 @@ class WorkspaceCounter(Session):
 
 
 def workspace_size(call: Call) -> int:
-    """Return the bytes that all operators of a call ask for, each of which keeps its workspace until the call ends.
+    """Return the bytes that all operators of a call ask for, each of which keeps its workspace until its block ends.
 
     Rows that a call leaves out because of their values count like all others.
     """
@@ -84,4 +95,4 @@ def workspace_size(call: Call) -> int:
     with session.session_on(device).call(determinism_level=determinism.level(call)) as running:
         counter = WorkspaceCounter(running)
         operators.OPERATORS[call.operator.name](counter, call)
-    return counter.nbytes
+    return counter.most

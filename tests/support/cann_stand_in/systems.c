@@ -54,6 +54,7 @@ static const struct {
     {"aclnnCast", "910 910B 910_93 310P 950"},
     {"aclnnLogSumExp", "910 910B 910_93 310P 950"},
     {"aclnnTopk", "910 910B 910_93 310P 950"},
+    {"aclnnSort", "910 910B 910_93 310P 950"},
 };
 
 int si_find_kernel(const struct operation *op)

@@ -1,7 +1,7 @@
-/* Test double of the operator top-k. See stand_in.h.
+/* Test double of the operators top-k and sort. See stand_in.h.
  *
- * The order of equal elements is not promised on the device: the later one comes first here, other than almost anywhere
- * else. NaN is larger than everything. */
+ * The order of equal elements is not promised on the device, but for a stable sort: the later one comes first here, other
+ * than almost anywhere else. NaN is larger than everything. */
 #include "stand_in.h"
 
 #include <math.h>
@@ -30,6 +30,23 @@ static int compare_ascending(const void *a, const void *b)
     return equal ? compare(a, b) : -compare(a, b);
 }
 
+static int compare_stable(const void *a, const void *b)
+{
+    const struct candidate *p = a, *q = b;
+    bool equal = p->value == q->value || (isnan(p->value) && isnan(q->value));
+    return equal ? -compare(a, b) : compare(a, b);
+}
+
+static int compare_ascending_stable(const void *a, const void *b) { return -compare(a, b); }
+
+/* By the bits of axes: 1 for the largest ones, 4 for the order of equal ones. */
+static int (*comparison(unsigned axes))(const void *, const void *)
+{
+    if (axes & 4)
+        return axes & 1 ? compare_stable : compare_ascending_stable;
+    return axes & 1 ? compare : compare_ascending;
+}
+
 /* vocab_end: k; axes: 1 for the largest ones, 2 for sorted ones. Those that are not sorted come the other way round. */
 static void top_k(struct operation *op, char *workspace)
 {
@@ -44,7 +61,7 @@ static void top_k(struct operation *op, char *workspace)
         int64_t from = i / step * step * n + i % step, to = i / step * step * k + i % step;
         for (int64_t j = 0; j < n; j++)
             line[j] = (struct candidate){si_number(si_element(self, self, from + j * step), self->dtype), j};
-        qsort(line, (size_t)n, sizeof *line, op->axes & 1 ? compare : compare_ascending);
+        qsort(line, (size_t)n, sizeof *line, comparison(op->axes));
         for (int64_t j = 0; j < k; j++) {
             const struct candidate *chosen = &line[op->axes & 2 ? j : k - 1 - j];
             si_put(si_element(values, values, to + j * step), values->dtype, chosen->value);
@@ -89,5 +106,21 @@ PHASE_1(Topk, (const void *self, int64_t k, int64_t dim, bool largest, bool sort
                            .workspace = 8192};
     const void *const tensors[] = {self, values, indices};
     int code = si_prepare(&op, "aclnnTopkGetWorkspaceSize", tensors, workspace_size, executor);
+    return si_finish(&op, code ? code : check(&op), workspace_size, executor);
+}
+
+PHASE_1(Sort, (const void *self, bool stable, int64_t dim, bool descending, void *values, void *indices))
+{
+    struct operation op = {.name = "aclnnSort",
+                           .kernel = top_k,
+                           .count = 3,
+                           .written = 6,
+                           .dim = dim,
+                           .axes = descending + 2u + 4u * stable,
+                           .workspace = 8192};
+    const void *const tensors[] = {self, values, indices};
+    int code = si_prepare(&op, "aclnnSortGetWorkspaceSize", tensors, workspace_size, executor);
+    if (code == OK && (code = si_check_dim(&op)) == OK)
+        op.vocab_end = op.t[0].rank ? op.t[0].dims[op.dim] : 1;
     return si_finish(&op, code ? code : check(&op), workspace_size, executor);
 }

@@ -1,0 +1,209 @@
+"""The largest log-probabilities of a linear layer: products, top-k and log-sum-exp of one block of logits at a time.
+
+The device's top-k returns equal elements in any order, and any of those that equal the last one. So these are found
+again by another top-k, of keys that are larger for lower columns. A session does that only for blocks with such a tie.
+
+Logits, their largest ones and the log-sum-exp are float32. The log-sum-exp is relative to the largest logit of a block,
+so a log-probability has the error of the difference from that logit, not of the logit.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import Any
+
+import numpy as np
+
+from ..._call import Call
+from ...operators.options import MIN_WORKSPACE_BYTES
+from .array import DeviceArray
+from .cross_entropy import LIMIT, cast, column, row
+from .queue import FLOAT32, Queue, Results
+
+INT64 = np.dtype(np.int64)
+BOOL = np.dtype(np.bool_)
+INF = float("inf")
+LARGEST = float(np.finfo(FLOAT32).max)
+
+DEFAULT_BYTES = 64 << 20
+#: Bytes for each logit of a block: the logit, whether it equals the last one of the largest, and its key.
+LOGIT_BYTES = 4 + 1 + 4
+#: Keys are integers in float32, which are exact up to this one.
+MAX_WIDTH = 2**24
+#: More than the largest k, so that all blocks but the last one have k logits.
+MIN_WIDTH = 256
+
+
+def _is_finite(vector: Any) -> Any:
+    return (vector > -INF) & (vector < INF)
+
+
+class _Largest:
+    """The largest logits of some rows, with the sum of the exponentials, over all blocks so far."""
+
+    def __init__(self, queue: Queue, k: int, temperature: Any):
+        self._queue, self._k, self._temperature = queue, k, temperature
+        self._values: Any = None
+        self._places: Any = None
+        self._maximum: Any = None
+        self._total: Any = None  # of exponentials relative to the maximum
+
+    def add(self, z: DeviceArray, first: int) -> None:
+        """Add a block of logits, the next one of the vocabulary, which begins at ``first``. It is overwritten."""
+        xp = self._queue.xp
+        maximum, values, places = self._candidates(z, first)
+        total = self._sum_of_exponentials(z, maximum)
+        if self._values is not None:
+            values, places = (
+                xp.concatenate([before, here], 1) for before, here in ((self._values, values), (self._places, places))
+            )
+            larger = xp.maximum(self._maximum, maximum)
+            total = self._total * self._decay(self._maximum, larger) + total * self._decay(maximum, larger)
+            maximum = larger
+        self._values, self._places = self._queue.largest(values, places, self._k)
+        self._maximum, self._total = maximum, total
+
+    def _candidates(self, z: DeviceArray, first: int) -> tuple[Any, Any, Any]:
+        """Return the maxima of the rows of a block, and logits with their places.
+
+        The logits include the k largest ones, of equal ones those with the lowest places. Missing ones are -infinity.
+        """
+        queue, k, xp = self._queue, self._k, self._queue.xp
+        rows, width = z.shape
+        values, places = self._top_k(z, min(k + 1, width))
+        maximum, places = values[:, 0], places + first
+        if width <= k:
+            return maximum, values, places
+        last = values[:, k - 1 : k]
+        tied = values[:, k] == last[:, 0]
+        values, places = values[:, :k], places[:, :k]
+        if queue.select(tied, rows).is_empty:
+            return maximum, values, places
+        keys, _ = self._top_k(self._keys(z, last[:, 0]), k)
+        is_larger, is_there = values > last, keys > 0
+        beyond = first + width  # a place after those of all logits so far
+        values = xp.concatenate([xp.where(is_larger, values, -INF), xp.where(is_there, last, -INF)], 1)
+        places = xp.where(is_larger, places, beyond)
+        of_keys = xp.where(is_there, beyond - queue.vector(keys, xp.int64), beyond)
+        return maximum, values, xp.concatenate([places, of_keys], 1)
+
+    def _top_k(self, matrix: DeviceArray, count: int) -> tuple[Any, Any]:
+        queue, shape = self._queue, (matrix.shape[0], count)
+        values, places = queue.empty(shape, FLOAT32), queue.empty(shape, INT64)
+        queue.launch("top_k", matrix, count, values, places)
+        return queue.vector(values), queue.vector(places, queue.xp.int64)
+
+    def _keys(self, z: DeviceArray, last: Any) -> DeviceArray:
+        """Return ``width - column`` for the logits that equal the last one of their row, and 0 for others."""
+        queue, width = self._queue, z.shape[1]
+        equal = queue.empty(z.shape, BOOL)
+        queue.launch("equal", z, column(queue, last), equal)
+        keys = cast(queue, equal, FLOAT32)
+        queue.launch("inplace_mul", keys, row(queue, width - queue.numbers(width)))
+        return keys
+
+    def _sum_of_exponentials(self, z: DeviceArray, maximum: Any) -> Any:
+        """Return the sum of the exponentials relative to the maximum of each row, by which the logits are shifted."""
+        queue, xp = self._queue, self._queue.xp
+        queue.launch("inplace_add", z, column(queue, xp.where(_is_finite(maximum), -maximum, 0.0)))
+        if isinstance(self._temperature, float):
+            if self._temperature != 1:
+                queue.launch("inplace_mul", z, queue.put(queue.vector(1 / self._temperature), FLOAT32))
+        else:
+            queue.launch("inplace_mul", z, column(queue, 1 / self._temperature))
+        result = queue.empty((z.shape[0], 1), FLOAT32)
+        queue.launch("log_sum_exp", z, result)
+        total = xp.exp(queue.vector(result)[:, 0])
+        return xp.where(maximum == -INF, 0.0, total)  # whatever the device makes of rows of -infinity
+
+    def _decay(self, maximum: Any, larger: Any) -> Any:
+        """Return the factors of sums relative to a maximum that make them relative to a larger one."""
+        xp = self._queue.xp
+        return xp.where(maximum == larger, 1.0, xp.exp((maximum - larger) / self._temperature))
+
+    def results(self) -> tuple[Any, Any]:
+        """Return the log-probabilities and the places."""
+        queue, xp = self._queue, self._queue.xp
+        temperature = self._temperature
+        temperature = temperature if isinstance(temperature, float) else temperature[:, None]
+        log_prob = (self._values - self._maximum[:, None]) / temperature - xp.log(self._total)[:, None]
+        unknown = ~(_is_finite(self._maximum) & _is_finite(self._total))[:, None]
+        return xp.where(unknown, xp.nan, log_prob), xp.where(unknown, queue.numbers(self._k), self._places)
+
+
+class _Layer:
+    """The logits of a call, in blocks."""
+
+    def __init__(self, queue: Queue, call: Call):
+        self._queue, self._a = queue, call.arguments
+        a, xp = self._a, queue.xp
+        self._input, self._weight = queue.put(a["input"]), queue.put(a["weight"])
+        self._scale = min(max(a["logit_scale"], -LIMIT), LIMIT)
+        self._softcap = None if a["softcap"] is None else min(max(a["softcap"], 1 / LIMIT), LIMIT)
+        self._bias: Any = None
+        if a["bias"] is not None:
+            bias = queue.vector(a["bias"])
+            self._bias = xp.where((bias > LARGEST) & (bias < INF), LARGEST, bias)
+        self._temperature = a["temperature"]
+        if isinstance(self._temperature, float):
+            self._temperature = min(max(self._temperature, 1 / LIMIT), LIMIT)
+        else:
+            self._temperature = xp.clip(queue.vector(self._temperature).reshape(-1), 1 / LIMIT, LIMIT)
+        self.height, self._width = self._block_shape()
+
+    def _block_shape(self) -> tuple[int, int]:
+        """Return the rows and columns of a block. With its operands in float32 it fits into the workspace."""
+        (rows, features), entries = self._input.shape, self._weight.shape[0]
+        nbytes = self._a["workspace_bytes"]
+        if nbytes is None:
+            nbytes = max(DEFAULT_BYTES, (self._input.nbytes + self._weight.nbytes) // 4)
+        nbytes = max(nbytes, MIN_WORKSPACE_BYTES)
+        height = max(min(rows, isqrt(nbytes // LOGIT_BYTES) // 2, nbytes // (16 * features)), 1)
+        width = (nbytes - 4 * features * height) // (LOGIT_BYTES * height + 4 * features)
+        return height, min(max(width, MIN_WIDTH), MAX_WIDTH, entries)
+
+    def results_of(self, begin: int, k: int) -> tuple[Any, Any]:
+        """Return the results of the rows of a block, from ``begin`` on."""
+        queue, entries = self._queue, self._weight.shape[0]
+        end = min(begin + self.height, self._input.shape[0])
+        temperature = self._temperature if isinstance(self._temperature, float) else self._temperature[begin:end]
+        largest = _Largest(queue, k, temperature)
+        with queue.block():
+            rows = cast(queue, self._input.rows(begin, end), FLOAT32)
+            for first in range(0, entries, self._width):
+                with queue.block():
+                    largest.add(self._logits(rows, first, min(first + self._width, entries)), first)
+        return largest.results()
+
+    def _logits(self, rows: DeviceArray, first: int, end: int) -> DeviceArray:
+        """Return logits that the temperature does not divide."""
+        queue = self._queue
+        weight = cast(queue, self._weight.rows(first, end), FLOAT32)
+        z = queue.empty((rows.shape[0], end - first), FLOAT32)
+        queue.launch("mm", rows, weight.transposed((1, 0)), z)
+        if self._bias is not None:
+            queue.launch("inplace_add", z, row(queue, self._bias[first:end]))
+        scale = self._scale if self._softcap is None else self._scale / self._softcap
+        self._multiply(z, scale)
+        if self._softcap is not None:
+            queue.launch("inplace_tanh", z)
+            self._multiply(z, self._softcap)
+        return z
+
+    def _multiply(self, z: DeviceArray, factor: float) -> None:
+        if factor != 1:
+            self._queue.launch("inplace_mul", z, self._queue.put(self._queue.vector(factor), FLOAT32))
+
+
+def linear_top_k(queue: Queue, call: Call) -> Results:
+    """Compute the largest log-probabilities and their places."""
+    layer = _Layer(queue, call)
+    parts = [layer.results_of(begin, call.arguments["k"]) for begin in range(0, call.dims["BT"], layer.height)]
+    return tuple(queue.xp.concatenate(list(each)) for each in zip(*parts))
+
+
+def needed(call: Call) -> tuple[str, ...]:
+    """Return the names of the device's operators that a call may be made of."""
+    names = ["aclnnMm", "aclnnTopk", "aclnnLogSumExp", "aclnnCast", "aclnnEqTensor", "aclnnInplaceAdd"]
+    names += ["aclnnInplaceMul"] if call.arguments["softcap"] is None else ["aclnnInplaceMul", "aclnnInplaceTanh"]
+    return tuple(names)
