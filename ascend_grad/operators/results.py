@@ -37,16 +37,21 @@ def _refused(result: Any, *_: object) -> NoReturn:
 
 
 def _added(result: Any, other: object) -> tuple:
-    """Return the concatenation with another tuple, as tuples do, and refuse everything else."""
-    return tuple(result) + other if isinstance(other, tuple) else _refused(result)
+    """Return the concatenation with a plain tuple, and refuse everything else: two results may be meant as numbers."""
+    return tuple(result) + other if type(other) is tuple else _refused(result)
+
+
+def _added_to(result: Any, other: object) -> tuple:
+    """Return the concatenation of a plain tuple with the result. Python asks the class of the result before tuple."""
+    return other + tuple(result) if type(other) is tuple else _refused(result)
 
 
 _ARITHMETIC = (
-    *("__mul__", "__rmul__", "__radd__", "__sub__", "__rsub__", "__truediv__", "__rtruediv__", "__neg__"),
-    *("__iadd__", "__imul__", "__isub__", "__itruediv__", "__pow__", "__matmul__"),
+    *("__mul__", "__rmul__", "__sub__", "__rsub__", "__truediv__", "__rtruediv__", "__neg__"),
+    *("__imul__", "__isub__", "__itruediv__", "__pow__", "__matmul__"),
 )
 #: Without `__array_ufunc__`, NumPy's numbers would compute with the tuple as an array.
-_METHODS = {"__add__": _added, "__array_ufunc__": None, **dict.fromkeys(_ARITHMETIC, _refused)}
+_METHODS = {"__add__": _added, "__radd__": _added_to, "__array_ufunc__": None, **dict.fromkeys(_ARITHMETIC, _refused)}
 
 
 def _without_arithmetic(cls: type[_Tuple]) -> type[_Tuple]:

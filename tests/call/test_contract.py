@@ -260,7 +260,18 @@ def test_arithmetic_on_results_is_refused():
         lambda: np.ones(2) + result,
         lambda: result - 1,
         lambda: sum([result]),
+        lambda: result + result,
     )
     for call in calls:
         with pytest.raises(TypeError, match="not a number; its field"):
             call()
+
+
+def test_results_are_concatenated_with_tuples():
+    result = ag.cross_entropy(np.ones((2, 3), np.float32), np.array([0, 1]), return_grad=False)
+    further = (2,)
+    assert result + further == (result.loss, None, 2)
+    assert further + result == (2, result.loss, None)
+    loss = result.loss
+    result += further
+    assert result == (loss, None, 2)

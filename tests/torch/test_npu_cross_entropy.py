@@ -65,6 +65,21 @@ def test_autograd(is_dense, dtype):
         torch.testing.assert_close(there, host, rtol=2**-6 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("is_dense", [False, True])
+def test_tensors_with_strides(is_dense, label_smoothing):
+    rng = np.random.default_rng(0)
+    x, token_weight = rng.random((6, 8), np.float32), rng.random(6, np.float32)
+    target = rng.random((6, 8), np.float32) if is_dense else rng.integers(0, 8, 6)
+    arguments = {"input": x, "target": target, "token_weight": token_weight}
+    if label_smoothing:
+        arguments["class_weight"] = rng.random(8, np.float32)
+    options = {"label_smoothing": label_smoothing, "lse_square_scale": 0.1}
+    strided = {name: tensor(np.repeat(value, 2, axis=-1))[..., ::2] for name, value in arguments.items()}
+    result = ag.cross_entropy(**strided, **options)
+    check(as_arrays(result), in_float64({**arguments, **options}), np.float32)
+
+
 def test_targets_outside_of_the_classes_make_nan():
     x = torch.zeros(3, 4, device="npu")
     loss, grad = ag.cross_entropy(x, torch.tensor([0, 9, -100], device="npu"), reduction="none")

@@ -113,7 +113,7 @@ class TensorQueue(Queue):
         return array_of(tensor_of(array).permute(axes).contiguous())
 
     def reshaped(self, array: DeviceArray, shape: tuple[int, ...]) -> TensorArray:
-        return array_of(tensor_of(array).reshape(shape))
+        return array_of(tensor_of(array).contiguous().reshape(shape))  # some operators read no strides
 
     def from_host(self, array: NDArray, out: TensorArray | None = None) -> TensorArray:
         """Copy an array of the host to the device, or into ``out``.
@@ -137,7 +137,7 @@ class TensorQueue(Queue):
         dtype = self.xp.float32 if dtype is None else dtype
         if isinstance(array, float):
             return self.xp.full((), float(np.float32(array)), dtype=dtype, device=self._place)
-        return self.tensor(array).to(dtype)
+        return self.tensor(array).to(dtype).contiguous()
 
     def numbers(self, count: int) -> Any:
         return self.xp.arange(count, device=self._place)
