@@ -53,6 +53,14 @@ def test_blocks_of_rows_and_columns(device):
     assert device.calls("aclnnMm") > 4
 
 
+@pytest.mark.parametrize("excluded", [slice(0, 600), slice(300, None), slice(0, 700)])
+def test_blocks_of_excluded_entries(excluded, device, rng, small_blocks):
+    arguments = {"input": rng.standard_normal((5, 3)).astype(np.float32), "k": 6, "bias": np.zeros(700, np.float32)}
+    arguments["weight"] = rng.integers(-2, 3, (700, 3)).astype(np.float32)
+    arguments["bias"][excluded] = -np.inf
+    check(ag.linear_top_k(**arguments), arguments)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, bfloat16])
 def test_memory_is_bounded(dtype, device):
     """The memory of the device holds the operands and a few blocks, whatever the number of logits is."""
