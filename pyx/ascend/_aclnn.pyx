@@ -97,7 +97,7 @@ ctypedef ag_aclnn_status (*ag_aclnn_cross_entropy)(
     ag_acl_executor **executor
 ) noexcept nogil
 
-# aclnnCrossEntropyLossGrad; class_weight and what is about the z-loss are optional.
+# aclnnCrossEntropyLossGrad; class_weight, grad_zloss and lse_for_zloss are optional.
 ctypedef ag_aclnn_status (*ag_aclnn_cross_entropy_gradient)(
     const ag_acl_tensor *grad_loss, const ag_acl_tensor *log_prob, const ag_acl_tensor *target,
     const ag_acl_tensor *class_weight, const ag_acl_tensor *grad_zloss, const ag_acl_tensor *lse_for_zloss,

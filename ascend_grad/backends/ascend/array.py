@@ -254,7 +254,7 @@ class DeviceArray(AbstractDeviceArray):
         return view
 
     def transposed(self, axes: tuple[int, ...]) -> DeviceArray:
-        """Return a view with its axes in this order, which `Storage.contiguous_copy` does not take."""
+        """Return a view with its axes in this order. `Storage.contiguous_copy` does not copy such a view."""
         layout = self.storage.layout or Layout(_contiguous_strides(self.shape), 0, self.size, True)
         strides = tuple(layout.strides[axis] for axis in axes)
         shape = tuple(self.shape[axis] for axis in axes)

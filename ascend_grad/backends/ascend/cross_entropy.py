@@ -57,7 +57,7 @@ def row(queue: Queue, vector: Any) -> DeviceArray:
 
 
 class Logits:
-    """The logits of a call as a matrix of rows, and the way back from such a matrix."""
+    """Convert arrays in the shape of the logits to matrices of rows, and back."""
 
     def __init__(self, queue: Queue, call: Call):
         self._queue = queue
@@ -85,7 +85,7 @@ class Logits:
 
 
 class _Loss:
-    """One call: what both kinds of targets share."""
+    """Hold the arguments of one call, and compute what does not depend on the kind of targets."""
 
     def __init__(self, queue: Queue, call: Call):
         self.queue, self.call, self.a = queue, call, call.arguments
@@ -114,6 +114,7 @@ class _Loss:
         return product(self.queue, matrix, column(self.queue, rows.of(self.factor)))
 
     def times_factor(self, vector: Any) -> Any:
+        """Multiply gradients with respect to the logits z by the factors of the rows."""
         return vector if self.factor is None else vector * self.factor
 
     @property
@@ -121,6 +122,7 @@ class _Loss:
         return self.a["lse_square_scale"] != 0 or "lse" in self.a["outputs"]
 
     def log_sum_exp(self, z: DeviceArray) -> DeviceArray:
+        """Return the lse of each row of a matrix as a vector on the device."""
         result = self.queue.empty((z.shape[0], 1), FLOAT32)
         self.queue.launch("log_sum_exp", z, result)
         return self.queue.reshaped(result, (z.shape[0],))
@@ -141,11 +143,12 @@ class _Loss:
         return self.logits.restored(rows.restored(of_rows))
 
     def no_gradient(self, rows: Rows) -> DeviceArray:
+        """Return a gradient of zeros in the shape of the logits."""
         shape = self.logits.rows, self.logits.classes
         return self.logits.restored(rows.cleared(self.queue.empty(shape, self.dtype)))
 
     def results(self, found: dict[str, Any]) -> Results:
-        """Return the results in the order of the operator's, in their shapes."""
+        """Return the results in the order and the shapes of the call's results."""
         return tuple(
             None if spec is None else found[name] if name == "input_grad" else found[name].reshape(spec.shape)
             for name, spec in zip(self.call.operator.results, self.call.specs)

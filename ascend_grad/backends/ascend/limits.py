@@ -124,7 +124,7 @@ def stored_dim(name: str, largest: int) -> Callable[[Call, str], tuple[int, int]
 
 
 def first_lacking(names: Iterable[str], arguments: Mapping[str, Any], loss: str) -> tuple[str, str] | None:
-    """Return the first of the given options and gradients that no device computes, and what of it is lacking."""
+    """Return the first option or gradient that no device computes, and which part of it no device computes."""
     on_device = {
         *(option.name for option in OPTIONS.values() if loss in option.on_device),
         *(f"grad_{output.name}" for output in OUTPUTS.values() if loss in output.on_device),
@@ -160,7 +160,7 @@ def loss_options(call: Call, soc: str) -> Unsupported | None:
 
 
 def one_target_on(*families: str) -> Limit:
-    """Make the limit to systems that have the loss of one target a row (361001); others have that of all classes."""
+    """Make the limit to systems that have the loss of one target a row (361001), for calls of that loss alone."""
 
     def limit(call: Call, soc: str) -> Unsupported | None:
         return None if is_dense(call) else only_on(*families)(call, soc)

@@ -19,7 +19,7 @@ Q6 some operators take an ``out`` of another dtype     `computing_dtype`: result
                                                        nothing but the arguments' dtype is passed
 Q7 arrays without elements: results stay unwritten     `is_empty`: such calls are computed on the host
 Q8 rank 0 is not a rank                                `shape_for_device`: it is rank 1
-Q9 the online max sum compares ids as float32, which   `operators.Tokens.places`: where only one shard is worked on, its
+Q9 the online max sum compares ids as float32, which   `tokens.Tokens.places`: where only one shard is worked on, its
    is exact up to 2**24                                ids start at 0
 =====================================================  =================================================================
 
