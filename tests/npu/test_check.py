@@ -139,7 +139,7 @@ def test_operators_that_vary(varying, capsys) -> None:
 
 
 def test_the_option_without_effect_fails(varying, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(determinism, "is_asked_for", lambda call: False)
+    monkeypatch.setattr(determinism, "level", lambda call: 0)
     assert main(["check", "--backend", "npu", "--filter", f"{MASKED} float32"]) == 1
     assert "bits vary with npu.use_deterministic()" in capsys.readouterr().out
 
