@@ -341,7 +341,8 @@ def expected_of_rows(arguments: dict[str, Any], results: dict[str, np.ndarray]) 
         gradient, _ = call.gradient()
         values = gradient.values * slope.values
         bound = gradient.bound * np.abs(slope.values) + np.abs(gradient.values) * slope.bound
-        of_input = values, bound + 8 * p.eps * np.abs(values)
+        has_slope = np.any(slope.values != 1)
+        of_input = values, bound + 8 * p.eps * np.abs(values) + (2 * p.smallest if has_slope else 0)
         found["input_grad"] = _claimed(
             *(np.moveaxis(each[:, :classes].reshape(moved.shape), -1, axis).reshape(x.shape) for each in of_input)
         )

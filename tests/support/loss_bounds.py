@@ -176,7 +176,7 @@ def transformed(p: Precision, products: Expected, bias, logit_scale, softcap, te
     u = products.values + bias
     scaled = logit_scale * u
     error = abs(logit_scale) * (products.bound + 4 * p.eps * (np.abs(products.values) + np.abs(bias)))
-    error += 4 * p.eps * np.abs(scaled)
+    error += 4 * p.eps * np.abs(scaled) + (0 if logit_scale == 1 else p.smallest)
     temperature = temperature[:, None]
     if softcap is None:
         z = scaled / temperature
@@ -185,7 +185,7 @@ def transformed(p: Precision, products: Expected, bias, logit_scale, softcap, te
             Expected(z, error / temperature + 4 * p.eps * np.abs(z)), Expected(slope, 4 * p.eps * np.abs(slope))
         )
     value = np.tanh(scaled / softcap)
-    value_error = np.minimum(error / softcap, 2) + 16 * p.eps * np.abs(value)
+    value_error = np.minimum(error / softcap, 2) + 16 * p.eps * np.abs(value) + 4 * p.smallest  # the quotient underflows
     z, slope = softcap * value / temperature, logit_scale / temperature * (1 - value**2)
     slope_error = np.abs(logit_scale / temperature) * (2 * value_error + 16 * p.eps)
     return Logits(
