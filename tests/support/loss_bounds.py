@@ -185,7 +185,7 @@ def transformed(p: Precision, products: Expected, bias, logit_scale, softcap, te
             Expected(z, error / temperature + 4 * p.eps * np.abs(z)), Expected(slope, 4 * p.eps * np.abs(slope))
         )
     value = np.tanh(scaled / softcap)
-    value_error = np.minimum(error / softcap, 2) + 16 * p.eps * np.abs(value) + 4 * p.smallest  # the quotient underflows
+    value_error = np.minimum(error / softcap, 2) + 16 * p.eps * np.abs(value) + 4 * p.smallest
     z, slope = softcap * value / temperature, logit_scale / temperature * (1 - value**2)
     slope_error = np.abs(logit_scale / temperature) * (2 * value_error + 16 * p.eps)
     return Logits(
