@@ -282,7 +282,9 @@ def _call(
         over = of_classes, total
         if not over[0] or (terms.square_scale and not over[1]):
             over = p.wide(0), p.wide(0)
-    known = (np.abs(z) < p.largest / 4).all(-1)
+    # With smoothing the logits of a row are added up, in float64.
+    terms_of_sum = max(classes, 1) if terms.options["label_smoothing"] and p.dtype is np.float64 else 1
+    known = (np.abs(z) < p.largest / 4 / terms_of_sum).all(-1)
     z, error = np.where((live & known)[:, None], z, 0), np.where((live & known)[:, None], error, 0)
     if a.get("lse") is not None:
         entropy = np.zeros(count) if a["entropy"] is None else a["entropy"]
