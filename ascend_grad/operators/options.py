@@ -262,11 +262,12 @@ def has_own_divisor(options: Mapping[str, Any]) -> bool:
 
 def needs_entropy(outputs: Collection[str], options: Mapping[str, Any]) -> bool:
     """Return whether outputs of a loss, or its gradients with these options, depend on the entropy of the rows."""
-    return (
-        "entropy" in outputs
-        or options.get("grad_entropy") is not None
-        or any(OPTIONS[name].needs_entropy for name in given_options(options))
-    )
+    if "entropy" in outputs or options.get("grad_entropy") is not None:
+        return True
+    for option in OPTIONS.values():  # noqa: SIM110  (torch.compile does not trace the closure of a generator here)
+        if option.needs_entropy and is_given(option, options):
+            return True
+    return False
 
 
 def statistics_for_backward(outputs: Collection[str], options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -283,11 +284,15 @@ def is_zero(probabilities: object) -> bool:
     return type(probabilities) in (int, float) and probabilities == 0
 
 
+def is_given(option: Option, arguments: Mapping[str, Any]) -> bool:
+    """Return whether an option of a validated call differs from its default."""
+    default = option.default
+    value = arguments.get(option.name, default)
+    if value is default:
+        return False
+    return default is None or not isinstance(value, type(default)) or value != default
+
+
 def given_options(arguments: Mapping[str, Any]) -> list[str]:
     """Return the names of the options of a validated call that differ from their defaults."""
-    return [
-        option.name
-        for option in OPTIONS.values()
-        if (got := arguments.get(option.name, option.default)) is not option.default
-        and (option.default is None or not isinstance(got, type(option.default)) or got != option.default)
-    ]
+    return [option.name for option in OPTIONS.values() if is_given(option, arguments)]
