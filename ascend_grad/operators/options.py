@@ -58,19 +58,19 @@ class Option(NamedTuple):
     of_logits: bool = True
     #: The losses that devices compute with it.
     on_device: tuple[str, ...] = ()
-    #: Whether it is the factor of a term of its own, which a mean divides by the sum of the token weights alone.
+    #: Whether the option is the factor of a term that a mean divides by the sum of the token weights alone.
     has_own_divisor: bool = False
     #: Whether the gradient of a loss with it depends on the entropy of the rows.
     needs_entropy: bool = False
 
     @property
     def is_array(self) -> bool:
-        """Whether it is always an array."""
+        """Return whether the option is always an array."""
         return self.kind in (PER_ROW, PER_CLASS, PER_TARGET)
 
     @property
     def is_number(self) -> bool:
-        """Whether it may be one number."""
+        """Return whether the option may be one number."""
         return self.kind in (NUMBER, NUMBER_OR_PER_ROW)
 
 

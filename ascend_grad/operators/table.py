@@ -441,7 +441,7 @@ TOP_K_OPTIONS = "temperature bias logit_scale softcap"
 
 
 def top_k_checks(weight: str, *of_k: Check) -> list[Check]:
-    """Return the checks of the largest log-probabilities. `of_k` are those of the number of them."""
+    """Return the checks of the largest log-probabilities. `of_k` are the checks of their number k."""
     return [
         NotNone(),
         Floating("input", weight, converts=True),

@@ -42,6 +42,16 @@ def tensor(value: Any, device: str = "npu") -> Any:
     return torch.from_numpy(value).to(device)
 
 
+def arguments_on_tensors(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments by name with tensors for their arrays. Arrays of float64 become float32, as the device needs."""
+    return {
+        name: tensor(value.astype(np.float32) if value.dtype == np.float64 else value)
+        if isinstance(value, np.ndarray)
+        else value
+        for name, value in arguments.items()
+    }
+
+
 def values(result: Any) -> np.ndarray:
     host = result.cpu()
     return host.float().numpy() if host.dtype == torch.bfloat16 else host.numpy()

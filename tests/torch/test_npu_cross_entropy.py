@@ -6,21 +6,12 @@ import numpy as np
 import pytest
 import torch
 from cross_entropy_problems import check, in_float64, random_arguments
-from npu_tensors import Waits, tensor, values
+from npu_tensors import Waits, arguments_on_tensors, tensor, values
 
 import ascend_grad as ag
 import ascend_grad.torch as agt
 
 pytestmark = pytest.mark.usefixtures("torch_npu")
-
-
-def on_tensors(arguments: dict) -> dict:
-    return {
-        name: tensor(value.astype(np.float32) if value.dtype == np.float64 else value)
-        if isinstance(value, np.ndarray)
-        else value
-        for name, value in arguments.items()
-    }
 
 
 def as_arrays(result) -> tuple:
@@ -30,7 +21,7 @@ def as_arrays(result) -> tuple:
 @pytest.mark.parametrize("seed", range(0, 400, 5))
 def test_random_problems(seed):
     arguments, _ = random_arguments(seed, targets=(np.int64, np.int32))
-    given = on_tensors(arguments)
+    given = arguments_on_tensors(arguments)
     result = ag.cross_entropy(**given)
     assert all(each is None or each.device.type == "npu" for each in result)
     check(as_arrays(result), in_float64(arguments), arguments["input"].dtype.type, widened=True)
@@ -41,7 +32,7 @@ def test_nothing_waits(is_dense, torch_npu, device, monkeypatch):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((8, 50, 4)).astype(np.float16)
     target = rng.random(x.shape, np.float32) if is_dense else rng.integers(0, 50, (8, 4))
-    given = on_tensors({"input": x, "target": target, "class_weight": rng.random(50)})
+    given = arguments_on_tensors({"input": x, "target": target, "class_weight": rng.random(50)})
     waits = Waits(torch_npu, device, monkeypatch)
     ag.cross_entropy(**given, axis=1, label_smoothing=0.1, lse_square_scale=0.1, outputs=("lse",))
     assert waits.counted() == {}

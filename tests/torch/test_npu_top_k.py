@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from npu_tensors import Waits, tensor, values
+from npu_tensors import Waits, arguments_on_tensors, tensor, values
 from top_k_problems import check, in_rows, random_arguments
 
 import ascend_grad as ag
@@ -16,21 +16,12 @@ from ascend_grad.backends.ascend import top_k
 pytestmark = pytest.mark.usefixtures("torch_npu")
 
 
-def on_tensors(arguments: dict) -> dict:
-    return {
-        name: tensor(value.astype(np.float32) if value.dtype == np.float64 else value)
-        if isinstance(value, np.ndarray)
-        else value
-        for name, value in arguments.items()
-    }
-
-
 @pytest.mark.parametrize("seed", range(0, 400, 4))
 def test_random_problems(seed, monkeypatch):
     if seed % 8:
         monkeypatch.setattr(top_k, "LOGIT_BYTES", 1 << 16)  # blocks of 4 rows and 256 columns
     arguments = in_rows(random_arguments(seed))
-    results = ag.linear_top_k(**on_tensors(arguments))
+    results = ag.linear_top_k(**arguments_on_tensors(arguments))
     assert all(each.device.type == "npu" for each in results)
     check([values(each) for each in results], arguments)
 
@@ -59,7 +50,7 @@ def test_nothing_waits(torch_npu, device, monkeypatch):
         "temperature": np.ones(8, np.float32),
         "bias": np.ones(50, np.float32),
     }
-    given = on_tensors(arguments)
+    given = arguments_on_tensors(arguments)
     waits = Waits(torch_npu, device, monkeypatch)
     ag.linear_top_k(**given, k=3, logit_scale=2.0, softcap=3.0)
     assert waits.counted() == {}
