@@ -81,6 +81,7 @@ ctypedef struct Plan:
     Py_ssize_t converted_tile
     Py_ssize_t tiles_size             # bytes of the tiles of one thread, or of one task
     bint caches_inputs                # every task has tiles of its own, which hold its inputs from phase to phase
+    Py_ssize_t wave                   # blocks whose phases run together: all, unless inputs are cached wave by wave
 
 
 cdef inline bint has_b(ag_row_op op) noexcept nogil:

@@ -370,8 +370,19 @@ cdef Plan make_plan(const Problem *p, ag_dtype tile_dtype, const ag_row_kernels 
         for operand in range(OPERANDS):
             coalesce_alone(p, &p.operands[operand], &plan.axes[operand])
         place_tiles(&plan, p)
-        plan.caches_inputs = plan.is_split and plan.blocks * plan.splits * plan.tiles_size <= CACHED_TILE_BYTES
+    plan.wave = plan.blocks
+    if plan.gathers and plan.is_split:
+        cut_waves(&plan, p)
     return plan
+
+
+cdef void cut_waves(Plan *plan, const Problem *p) noexcept nogil:
+    # The inputs of a wave are gathered once for all of its phases, if those of one block fit. A loss has one wave.
+    cdef Py_ssize_t bytes = plan.splits * plan.tiles_size
+    cdef Py_ssize_t wave = min(plan.blocks, CACHED_TILE_BYTES // bytes) if bytes else plan.blocks
+    if wave < (plan.blocks if is_loss(p.op) else 1):
+        return
+    plan.caches_inputs, plan.wave = True, ceil_div(plan.blocks, ceil_div(plan.blocks, wave))
 
 
 cdef void cut_rows(Plan *plan, const Problem *p) noexcept nogil:

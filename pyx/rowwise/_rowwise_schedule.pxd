@@ -22,6 +22,9 @@ ctypedef struct Schedule:
     Phase phase
     char *scratch                     # (threads, SCRATCH_BYTES): scratch memory of column kernels
     char *tiles                       # (tasks or threads, tiles_size): gathered operands
+    Py_ssize_t first_block            # first block of the wave
+    Py_ssize_t first_row              # first row of the wave
+    Py_ssize_t rows                   # rows of a wave
     double *maxima                    # (splits, rows): maxima of splits
     double *sums                      # (segments, rows): sums of segments
     double *max                       # (rows,): maxima of rows

@@ -155,6 +155,7 @@ cdef void prepare(Schedule *s, const Problem *p, int threads) noexcept nogil:
     s.variant = _cpu.active()
     # The maxima of the cross-entropy are those of a softmax.
     s.plan = make_plan(p, dtype, ag_rowwise_kernels(s.variant, dtype, AG_SOFTMAX if is_loss(p.op) else p.op), threads)
+    s.rows = min(p.rows, s.plan.wave * s.plan.block_size)
 
 
 cdef const ag_loss_kernels *loss_kernels(const Schedule *s) noexcept nogil:
@@ -164,8 +165,8 @@ cdef const ag_loss_kernels *loss_kernels(const Schedule *s) noexcept nogil:
 cdef Py_ssize_t place_workspace(Schedule *s, char *base) noexcept nogil:
     """Place the workspace in memory that begins at `base`, and return its bytes. NULL only measures the bytes."""
     cdef const Plan *plan = &s.plan
-    cdef Py_ssize_t row_bytes = s.p.rows * sizeof(double)
-    cdef Py_ssize_t owners = plan.blocks * plan.splits if plan.caches_inputs else plan.threads
+    cdef Py_ssize_t row_bytes = s.rows * sizeof(double)
+    cdef Py_ssize_t owners = plan.wave * plan.splits if plan.caches_inputs else plan.threads
     cdef Arena arena
     arena.base, arena.used = base, 0
     s.scratch = arena_alloc(&arena, plan.threads * SCRATCH_BYTES if plan.by_columns else 0)
@@ -215,23 +216,23 @@ cdef void whole_block(const Schedule *s, Py_ssize_t block, int thread) noexcept 
 
 
 cdef void split_max(const Schedule *s, Py_ssize_t task, int thread) noexcept nogil:
-    cdef Py_ssize_t block = task // s.plan.splits, split = task % s.plan.splits
+    cdef Py_ssize_t block = s.first_block + task // s.plan.splits, split = task % s.plan.splits
     cdef Py_ssize_t k = split * s.plan.split_size, length = min(s.plan.split_size, s.p.n - k)
     cdef Py_ssize_t begin = block * s.plan.block_size, end = min(begin + s.plan.block_size, s.p.rows), row
     cdef ag_tile tile
     if s.plan.by_columns:
         row = column_tile(s, block, k, length, tiles_of(s, task, thread), &tile)
-        s.plan.kernels.columns_max(&tile, &s.maxima[split * s.p.rows + row], scratch_of(s, thread))
+        s.plan.kernels.columns_max(&tile, &s.maxima[split * s.rows + row - s.first_row], scratch_of(s, thread))
         return
     row_tile(s, begin, end, k, length, tiles_of(s, task, thread), &tile)
     for row in range(begin, end):
-        s.maxima[split * s.p.rows + row] = s.plan.kernels.split_max(&tile)
+        s.maxima[split * s.rows + row - s.first_row] = s.plan.kernels.split_max(&tile)
         tile.a += tile.a_stride
         tile.mask += tile.mask_stride
 
 
 cdef void split_sum(const Schedule *s, Py_ssize_t task, int thread) noexcept nogil:
-    cdef Py_ssize_t block = task // s.plan.splits, split = task % s.plan.splits
+    cdef Py_ssize_t block = s.first_block + task // s.plan.splits, split = task % s.plan.splits
     cdef Py_ssize_t segment = split * (s.plan.split_size // s.plan.kernels.segment)
     cdef Py_ssize_t last = min(s.plan.segments, segment + s.plan.split_size // s.plan.kernels.segment)
     cdef Py_ssize_t begin = block * s.plan.block_size, end = min(begin + s.plan.block_size, s.p.rows)
@@ -245,16 +246,16 @@ cdef void split_sum(const Schedule *s, Py_ssize_t task, int thread) noexcept nog
         if s.plan.by_columns:
             row = column_tile(s, block, k, length, tiles_of(s, task, thread), &tile)
             if is_forward(s.p.op):
-                columns_max = &s.max[row]
+                columns_max = &s.max[row - s.first_row]
             s.plan.kernels.columns_sum(
-                &tile, columns_max, &s.sums[segment * s.p.rows + row], scratch_of(s, thread)
+                &tile, columns_max, &s.sums[segment * s.rows + row - s.first_row], scratch_of(s, thread)
             )
         else:
             row_tile(s, begin, end, k, length, tiles_of(s, task, thread), &tile)
             for row in range(begin, end):
                 if is_forward(s.p.op):
-                    max = s.max[row]
-                s.sums[segment * s.p.rows + row] = s.plan.kernels.split_sum(&tile, max)
+                    max = s.max[row - s.first_row]
+                s.sums[segment * s.rows + row - s.first_row] = s.plan.kernels.split_sum(&tile, max)
                 tile.a += tile.a_stride
                 tile.b += tile.b_stride
                 tile.mask += tile.mask_stride
@@ -262,7 +263,7 @@ cdef void split_sum(const Schedule *s, Py_ssize_t task, int thread) noexcept nog
 
 
 cdef void split_write(const Schedule *s, Py_ssize_t task, int thread) noexcept nogil:
-    cdef Py_ssize_t block = task // s.plan.splits, split = task % s.plan.splits
+    cdef Py_ssize_t block = s.first_block + task // s.plan.splits, split = task % s.plan.splits
     cdef Py_ssize_t k = split * s.plan.split_size, length = min(s.plan.split_size, s.p.n - k)
     cdef Py_ssize_t begin = block * s.plan.block_size, end = min(begin + s.plan.block_size, s.p.rows), row
     cdef double max = 0.0
@@ -272,16 +273,16 @@ cdef void split_write(const Schedule *s, Py_ssize_t task, int thread) noexcept n
     if s.plan.by_columns:
         row = column_tile(s, block, k, length, tiles, &tile)
         if is_forward(s.p.op):
-            columns_max = &s.max[row]
-        s.plan.kernels.columns_write(&tile, columns_max, &s.sum[row], scratch_of(s, thread))
+            columns_max = &s.max[row - s.first_row]
+        s.plan.kernels.columns_write(&tile, columns_max, &s.sum[row - s.first_row], scratch_of(s, thread))
         scatter_columns(s, block, k, length, tiles, &tile)
         return
     row_tile(s, begin, end, k, length, tiles, &tile)
     part = tile
     for row in range(begin, end):
         if is_forward(s.p.op):
-            max = s.max[row]
-        s.plan.kernels.split_write(&part, max, s.sum[row])
+            max = s.max[row - s.first_row]
+        s.plan.kernels.split_write(&part, max, s.sum[row - s.first_row])
         part.a += part.a_stride
         part.b += part.b_stride
         part.mask += part.mask_stride
@@ -291,12 +292,12 @@ cdef void split_write(const Schedule *s, Py_ssize_t task, int thread) noexcept n
 
 
 cdef void combine_sum(const Schedule *s, Py_ssize_t row) noexcept nogil:
-    """Add up the sums of a row's segments, in order."""
+    """Add up the sums of the segments of a row, counted from the first one of the wave, in order."""
     cdef ag_sum total
     cdef Py_ssize_t segment
     total.sum = total.compensation = 0.0
     for segment in range(s.plan.segments):
-        ag_sum_add(&total, s.sums[segment * s.p.rows + row])
+        ag_sum_add(&total, s.sums[segment * s.rows + row])
     s.sum[row] = ag_sum_total(total)
 
 
@@ -304,8 +305,8 @@ cdef void combine_max(const Schedule *s, Py_ssize_t row) noexcept nogil:
     cdef double best = -INFINITY
     cdef Py_ssize_t split
     for split in range(s.plan.splits):
-        if s.maxima[split * s.p.rows + row] > best:
-            best = s.maxima[split * s.p.rows + row]
+        if s.maxima[split * s.rows + row] > best:
+            best = s.maxima[split * s.rows + row]
     s.max[row] = best
 
 
@@ -576,16 +577,21 @@ cdef void run_phase(Schedule *s, Team *team, Phase phase, Py_ssize_t tasks) noex
 cdef void run_phases(void *schedule, Team *team) noexcept nogil:
     """Run the phases of a schedule; the program of a team."""
     cdef Schedule *s = <Schedule *>schedule
-    cdef Py_ssize_t tasks = s.plan.blocks * s.plan.splits
+    cdef Py_ssize_t blocks, tasks, rows
     if not s.plan.is_split:
         run_phase(s, team, WHOLE_BLOCKS, s.plan.blocks)
         return
-    if is_forward(s.p.op):
-        run_phase(s, team, SPLIT_MAX, tasks)
-        run_phase(s, team, COMBINE_MAX, s.p.rows)
-    run_phase(s, team, SPLIT_SUM, tasks)
-    run_phase(s, team, COMBINE_SUM, s.p.rows)
-    run_phase(s, team, SPLIT_WRITE, tasks)
+    while s.first_block < s.plan.blocks:
+        blocks = min(s.plan.wave, s.plan.blocks - s.first_block)
+        tasks, s.first_row = blocks * s.plan.splits, s.first_block * s.plan.block_size
+        rows = min(s.rows, s.p.rows - s.first_row)
+        if is_forward(s.p.op):
+            run_phase(s, team, SPLIT_MAX, tasks)
+            run_phase(s, team, COMBINE_MAX, rows)
+        run_phase(s, team, SPLIT_SUM, tasks)
+        run_phase(s, team, COMBINE_SUM, rows)
+        run_phase(s, team, SPLIT_WRITE, tasks)
+        s.first_block += blocks
 
 
 cdef int run(Schedule *s, bint default_threads, double *last_check) except -1 nogil:
