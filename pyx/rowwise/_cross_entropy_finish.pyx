@@ -165,7 +165,7 @@ cdef void set_gradient(
     """
     cdef Py_ssize_t number = r.numbers[i], k
     cdef double token_weight = token_weight_of(&x.o, number), grad_output = grad_loss_of(&x.o, number), grad_loss
-    cdef double smoothing = 0
+    cdef double smoothing = 0, square = 0
     cdef ag_upstream upstream
     cdef ag_coefficients c
     # For the loss, rows of weight 0 and means that are not defined have no gradient, whatever the upstream gradient is.
@@ -174,13 +174,15 @@ cdef void set_gradient(
         grad_output = 0
     if grad_output != 0:
         grad_output *= token_weight
-    upstream = upstream_of(&x.o, number, grad_output * x.square_share * x.o.lse_square_scale if grad_output != 0 else 0)
+    if grad_output != 0 and has_square(&x.o):
+        square = grad_output / x.denominators[1] * x.o.lse_square_scale
+    upstream = upstream_of(&x.o, number, square)
     r.stores[i] = grad_output != 0 or has_upstream(&upstream) or has_target_grads(&x.o, number)
     if not r.stores[i]:
         clear_gradient(i, r)
         return
-    grad_loss = grad_output * x.loss_share if grad_output != 0 else 0
-    if grad_loss == 0:  # also if the share is 0, as the sum of the weights is infinite
+    grad_loss = grad_output / x.denominators[0] if grad_output != 0 else 0
+    if grad_loss == 0:  # also if the sum of the weights is infinite
         weights = 0
         for k in range(x.o.target_count):
             r.weights[k] = 0

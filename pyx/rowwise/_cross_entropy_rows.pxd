@@ -62,8 +62,6 @@ ctypedef struct CrossEntropy:
     double class_scale                # see ag_class_scale; 1 without class weights
     void *kernel_weight               # (V,): class weights in the kernels' compute type; NULL: no kernel reads them
     double[2] denominators            # of the cross-entropy, and of the squared lse; 0: the mean is not defined
-    double loss_share                 # reciprocals of these; 0 if they are 0
-    double square_share
     bint is_single_target             # see the function of this name
     ag_row_op deficit_sum             # the row sum of label smoothing
     bint needs_deficit
@@ -142,7 +140,7 @@ cdef inline double row_weight(const LossOptions *o, Py_ssize_t number) noexcept 
 
 cdef inline double upstream_of_all(const CrossEntropy *x) noexcept nogil:
     """Return the gradient of the result with respect to the loss of a row of weight 1, if it is the same for all rows."""
-    return 0 if x.denominators[0] == 0 or x.o.grad_loss == 0 else x.o.grad_loss * x.loss_share
+    return 0 if x.denominators[0] == 0 or x.o.grad_loss == 0 else x.o.grad_loss / x.denominators[0]
 
 
 cdef inline void set_loss(CrossEntropy *x, Py_ssize_t number, double loss, double square) noexcept nogil:

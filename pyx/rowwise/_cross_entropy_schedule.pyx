@@ -211,9 +211,6 @@ cdef int run_loss(CrossEntropy *x, bint default_threads, double *last_check) exc
     """Compute the loss in its workspace; see `_tasks.run_team` for the arguments."""
     set_class_weights(x)
     set_denominators(&x.o, x.denominators, last_check)
-    # The parts of the two terms of the loss that a row of weight 1 has in the result.
-    x.loss_share = 0 if x.denominators[0] == 0 else 1 / x.denominators[0]
-    x.square_share = 0 if x.denominators[1] == 0 else 1 / x.denominators[1]
     x.scale, x.inverse_temperature = scale_of_all(x), inverse_of(&x.o, x.o.temperature)
     x.outer_slope = logit_scale_of(&x.o) / factor_of(&x.o)
     _tasks.run_team(run_phases, x, x.s.plan.threads, default_threads, last_check)

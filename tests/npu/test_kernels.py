@@ -8,7 +8,8 @@ import threading
 
 import numpy as np
 import pytest
-from linear_samples import GRADIENT, LOSS, STATISTICS, WHOLE
+from device_limits import DENSE, IDS, KERNELS
+from linear_samples import GRADIENT, LOSS, STATISTICS, TOP_K, WHOLE
 from python_threads import in_threads
 from stand_in import StandIn, build
 
@@ -114,11 +115,7 @@ def test_other_failures_are_no_missing_kernels(device: StandIn, caplog) -> None:
 @pytest.mark.parametrize("missing", [STATISTICS, LOSS, GRADIENT])
 def test_the_chain_needs_all_of_its_operators(missing, device: StandIn, caplog) -> None:
     """If one operator of the chain is missing, the CPU computes the whole chain."""
-    device_name = {
-        STATISTICS: "aclnnFusedLinearOnlineMaxSum",
-        LOSS: "aclnnFusedCrossEntropyLossWithMaxSum",
-        GRADIENT: "aclnnFusedLinearCrossEntropyLossGrad",
-    }[missing]
+    device_name = "aclnn" + KERNELS[missing][0][0]
     random = np.random.default_rng(0)
     x, w = (random.standard_normal(shape).astype(np.float16) for shape in ((5, 4), (130, 4)))
     target = np.array([0, 5, -100, 129, 7])
@@ -136,6 +133,52 @@ def test_the_chain_needs_all_of_its_operators(missing, device: StandIn, caplog) 
     for name, count in device.live().items():  # arrays of earlier tests may have been freed
         assert count <= before.get(name, 0), name
     assert ag.explain(WHOLE, x, w, target, return_grad=False).backend == ("npu" if missing == GRADIENT else "cpu")
+
+
+LOGITS, PROBABILITIES = X * 0.5, np.full((2, 3), 1 / 3, np.float32)
+CALLS = {
+    IDS: ("cross_entropy", (LOGITS, np.array([2, 0]))),
+    DENSE: ("cross_entropy", (LOGITS, PROBABILITIES)),
+    TOP_K: ("linear_top_k", (LOGITS, X, 1)),
+}
+
+
+@pytest.mark.parametrize(("of", "kernel"), [(of, kernel) for of in CALLS for kernel in KERNELS[of][0]])
+def test_only_calls_that_need_the_kernel_leave_the_device(of, kernel, device: StandIn, caplog) -> None:
+    """The warning names the device's operator. Other calls of the same function stay on the device."""
+    name, arguments = CALLS[of]
+    right = getattr(ag, name)(*arguments, backend="cpu")
+    device.fail(f"aclnn{kernel}GetWorkspaceSize", 0, 561112)
+    for _ in range(2):
+        for result, expected in zip(getattr(ag, name)(*arguments), right, strict=True):
+            np.testing.assert_array_equal(result, expected)
+    assert device.calls(f"aclnn{kernel}GetWorkspaceSize") == 1
+    (warning,) = warnings(caplog)
+    assert warning.startswith(f"this toolkit has no usable kernel of aclnn{kernel} (561112 ")
+    assert warning.endswith(f": calls that need it, such as this one of {name}, do not run on the Ascend NPU")
+    for other, (function, others) in CALLS.items():
+        choice = ag.explain(function, *others)
+        assert choice.backend == ("cpu" if kernel in KERNELS[other][0] else "npu"), other
+    without_gradient = ag.explain("cross_entropy", *CALLS[IDS][1], return_grad=False)
+    assert without_gradient.backend == ("cpu" if kernel == "CrossEntropyLoss" else "npu")
+    assert ag.backends()["npu"].reason.endswith(f"; this toolkit lacks aclnn{kernel}")
+
+
+@pytest.mark.parametrize(
+    ("option", "kernel"),
+    [
+        ({"label_smoothing": 0.1}, "aclnnExp"),
+        ({"grad_lse": np.ones(2)}, "aclnnExp"),
+        ({"lse_square_scale": 0.1}, "aclnnLogSumExp"),
+        ({"outputs": ("lse",)}, "aclnnLogSumExp"),
+    ],
+)
+def test_only_options_that_need_the_kernel_leave_the_device(option, kernel, device: StandIn) -> None:
+    _, arguments = CALLS[IDS]
+    device.fail(kernel + "GetWorkspaceSize", 0, 561112)
+    ag.cross_entropy(*arguments, **option)
+    assert kernel in ag.explain("cross_entropy", *arguments, **option).reason
+    assert ag.explain("cross_entropy", *arguments).backend == "npu"
 
 
 def test_many_threads_find_it_out_at_once(device: StandIn, caplog) -> None:

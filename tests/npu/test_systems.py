@@ -7,8 +7,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from device_limits import KERNELS, SYSTEMS, documents, takes
-from linear_samples import GRADIENT, LINEAR, WHOLE, problem_of
+from device_limits import DENSE, IDS, KERNELS, SYSTEMS, documents, takes
+from linear_samples import GRADIENT, TOP_K, WHOLE, problem_of
 from samples import MASKED, OPERATORS, random_problem
 from stand_in import StandIn, build
 
@@ -25,8 +25,19 @@ def arguments_of(operator: str, dtype: str) -> tuple[tuple, dict]:
     if operator in OPERATORS:
         problem = random_problem(operator, (1, 2, 3, 5) if operator in MASKED else (3, 7), kind)
         return problem.arrays, dict(problem.settings)
+    random = np.random.default_rng(0)
+    x = random.standard_normal((9, 130)).astype(kind)
+    if operator == TOP_K:
+        return (x, random.standard_normal((20, 130)).astype(kind), 3), {}
+    if operator in (IDS, DENSE):
+        return (x, random.integers(0, 130, 9) if operator == IDS else np.abs(x)), {}
     settings = {"mode": "recomputed"} if operator == GRADIENT else {}
     return (), dict(problem_of(operator, (9, 130, 4), dtype, **settings).arguments)
+
+
+def function_of(operator: str) -> str:
+    """Return the name of the function that calls an operator."""
+    return operator.partition(",")[0]
 
 
 @pytest.fixture
@@ -51,27 +62,28 @@ def test_every_system_is_asked_for_what_is_documented(soc, system, device) -> No
     device.set_delay(0)
     system(soc)
     try:
-        for operator in (*OPERATORS, *LINEAR):
+        for operator in KERNELS:
+            name = function_of(operator)
             for dtype in DTYPES:
                 positional, named = arguments_of(operator, dtype)
                 documented = documents(family, operator, dtype)
                 label = f"{operator} {dtype}"
-                choice = ag.explain(operator, *positional, **named)
+                choice = ag.explain(name, *positional, **named)
                 assert choice.backend == ("npu" if documented else "cpu"), label
                 taken = takes(family, operator, dtype)
                 undocumented = "the vendor documents the operator on 910B, 910_93 alone, this device is " + family
                 assert (undocumented in choice.reason) == (taken and not documented), label
                 device.reset()
-                getattr(ag, operator)(*positional, **named)
+                getattr(ag, name)(*positional, **named)
                 if not documented:
                     assert device.calls() == 0, label
                 if taken and not documented:
-                    forced = ag.explain(operator, *positional, **named, backend="npu")
+                    forced = ag.explain(name, *positional, **named, backend="npu")
                     assert forced == ("npu", f"asked for by the backend argument, though {undocumented}"), label
-                    getattr(ag, operator)(*positional, **named, backend="npu")
+                    getattr(ag, name)(*positional, **named, backend="npu")
                 asked = [
-                    device.calls(f"aclnn{name}{part}")
-                    for name in KERNELS[operator][0]
+                    device.calls(f"aclnn{kernel}{part}")
+                    for kernel in KERNELS[operator][0]
                     for part in ("", "GetWorkspaceSize")
                 ]
                 assert asked == [int(taken)] * len(asked), label
@@ -85,14 +97,15 @@ def test_the_document_lists_what_the_limits_say(system) -> None:
     text = (Path(__file__).parents[2] / "docs" / "npu.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.count(" | ") == 6]
     (head,) = (row for row in rows if row[0] == "operator")
-    table = {row[0].strip("`"): row[1:] for row in rows if row[0].strip("`") in KERNELS}
+    named = {row[0].replace("`", "").partition(" (")[0]: row[1:] for row in rows}
+    table = {name: cells for name, cells in named.items() if name in KERNELS}
     assert table.keys() == KERNELS.keys() - {WHOLE}
     for operator, cells in table.items():
         positional, named = arguments_of(operator, "float16")
         for family, cell in zip(head[1:], cells, strict=True):
             system(SYSTEMS[family][-1])
             expected = {"D": None, "d": None, "(w)": "the vendor documents", "–": "the operator exists on"}[cell]
-            reason = limits.unsupported_reason(bound_call(operator, positional, named)[0], runtime.state())
+            reason = limits.unsupported_reason(bound_call(function_of(operator), positional, named)[0], runtime.state())
             assert (reason and reason.reason[: len(expected or "")]) == expected, (operator, family)
             assert (reason is not None and reason.error is not None) == (cell == "–")
 

@@ -99,7 +99,7 @@ def test_a_tie_alone_needs_a_second_top_k(device, rng):
 
 
 def test_no_logits_pass_through_the_host(device, rng):
-    """Of the logits, k values and places of each row come back, and the largest ones are sent."""
+    """For each row, only k logits with their places are copied to the host, and its largest logit to the device."""
     x, w = (npu.asarray(rng.integers(-1, 2, shape).astype(np.float16)) for shape in ((8, 4), (5000, 4)))
     device.reset()
     ag.linear_top_k(x, w, 3)

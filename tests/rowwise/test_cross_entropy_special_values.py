@@ -188,6 +188,21 @@ def test_infinite_factors_and_signs_of_zeros_do_not_depend_on_the_layout(options
         assert ((np.signbit(each) == np.signbit(first)) | np.isnan(first)).all()
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("is_dense", [False, True])
+def test_an_upstream_gradient_and_a_denominator_of_any_size(axis, is_dense, dtype, cpu_engine):
+    """Only their quotient has to be a number of the accumulator."""
+    x = np.random.default_rng(0).standard_normal((5, 7)).astype(dtype)
+    target = np.full(x.shape, 0.5, x.dtype) if is_dense else np.zeros(x.shape[1 - axis], int)
+    for options in ({}, {"label_smoothing": 0.1}, {"lse_square_scale": 0.1}):
+        right, *others = (
+            cpu_engine.call("cross_entropy", x, target, axis, denominator=each, grad_loss=each, **options).input_grad
+            for each in (1.0, 5e-324, 1e-310, 1e300)
+        )
+        for each in others:
+            np.testing.assert_array_equal(each, right)
+
+
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"lse_square_scale": 0.1}, {"outputs": ("lse",)}])
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_nothing_arrives_at_rows_of_weight_0_and_at_means_over_nothing(options, backend):

@@ -1,4 +1,4 @@
-"""Make random calls of the loss of logits that a device takes, and check results against those of the reference."""
+"""Make random calls of `cross_entropy` that a device supports, and compare results with the reference's."""
 
 from __future__ import annotations
 

@@ -25,7 +25,11 @@ SYSTEMS = {
 _NEWER = ("910B", "910_93", "950")
 _ROWWISE = ("910", "310P", *_NEWER)
 
-#: For each operator, the device's operators that compute it, and the families of devices that have them.
+#: The loss of logits, whose device's operators depend on the kind of its targets.
+IDS, DENSE = "cross_entropy, ids", "cross_entropy, probabilities of all classes"
+
+#: For each operator, the device's operators that compute it, and the families of devices that have them. Losses of
+#: logits and top-k need further ones, of single elements, which all families have.
 KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "softmax": (("Softmax",), ("310B", *_ROWWISE)),
     "log_softmax": (("LogSoftmax",), _ROWWISE),
@@ -40,6 +44,9 @@ KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("FusedLinearOnlineMaxSum", "FusedCrossEntropyLossWithMaxSum", "FusedLinearCrossEntropyLossGrad"),
         ("910B", "910_93"),
     ),
+    IDS: (("CrossEntropyLoss", "CrossEntropyLossGrad"), _NEWER),
+    DENSE: (("SoftmaxCrossEntropyWithLogits", "Softmax", "ReduceSum"), _ROWWISE),
+    TOP_K: (("Mm", "Topk", "LogSumExp"), _NEWER),
 }
 
 

@@ -1,4 +1,4 @@
-"""Make random calls of the largest log-probabilities that a device takes, and check results against the reference's."""
+"""Make random calls of `linear_top_k` that a device supports, and compare results with the reference's."""
 
 from __future__ import annotations
 

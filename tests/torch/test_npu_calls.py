@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 import torch_npu_real
-from linear_samples import GRADIENT, LINEAR, LOSS, STATISTICS, WHOLE, problem_of
+from linear_samples import GRADIENT, LINEAR, LOSS, STATISTICS, TOP_K, WHOLE, problem_of
 from loss_samples import OF_DEVICE, check_on_device, device_gradients, device_losses, unusual_gradients, unusual_losses
-from npu_tensors import BFLOAT16, BT, CASES, H, V, arguments_of, on_tensors, results_of, tensor, values
+from npu_tensors import BFLOAT16, BT, CASES, H, V, Waits, arguments_of, on_tensors, results_of, tensor, values
 from samples import OPERATORS
 
 import ascend_grad as ag
@@ -243,6 +243,25 @@ def test_targets_outside_of_the_vocabulary_make_nan(wrong: int, reduction: str):
     for gradients in ((input_grad, weight_grad), on_tensors(BACKWARD, [], named)):
         assert np.isnan(values(gradients[0])).all(1).tolist() == (np.arange(BT) == row).tolist()
         assert np.isnan(values(gradients[1])).all()
+
+
+@pytest.mark.parametrize("operator", ["cross_entropy", WHOLE, BACKWARD, TOP_K])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_calls_without_rows_do_not_wait(operator: str, reduction: str, torch_npu, device, monkeypatch):
+    """No value decides anything if there are no rows, the weights of classes neither."""
+    x, w, numbers = np.zeros((0, V), np.float16), np.ones((V, V), np.float16), np.ones(V, np.float32)
+    ids, rows = np.zeros(0, int), np.zeros(0, np.float32)
+    named = {"input": x, "target": ids, "class_weight": numbers, "token_weight": rows, "reduction": reduction}
+    if operator == TOP_K:
+        named = {"input": x, "weight": w, "k": 3, "bias": numbers}
+    elif operator != "cross_entropy":
+        named |= {"weight": w} | ({"lse": rows, "grad_lse": rows} if operator == BACKWARD else {})
+    rights = results_of(getattr(ag, operator)(**named))
+    there = {name: tensor(each) for name, each in named.items()}
+    waits = Waits(torch_npu, device, monkeypatch)
+    results = results_of(getattr(ag, operator)(**there, backend="npu"))
+    assert waits.counted() == {}
+    assert_results(results, [np.asarray(each) for each in rights])
 
 
 @pytest.mark.parametrize("extents", [(130, 0), (0, 4), (0, 0)])

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
 import pytest
 import torch
+import vendor_cases
+from aclnn_losses import assert_near, right_gradient, right_loss, scale_of_gradient, scale_of_loss
 from torch_oracles import assert_close
+from vendor_cases import DTYPES, Gradient, Loss, arrays_of, shown, values
 
 from ascend_grad.torch.compat import torch_npu as compat
 
@@ -129,3 +135,45 @@ def test_top_k_and_log_sum_exp_of_torch(device) -> None:
     assert torch.equal(indices.cpu(), torch.topk(x, 3).indices)
     assert_close(torch.logsumexp(x.to("npu"), -1).cpu(), torch.logsumexp(x.double(), -1), torch.float32, steps=4)
     assert device.calls("aclnnTopk") == device.calls("aclnnLogSumExp") == 1
+
+
+def on_device(*arrays: np.ndarray | None) -> list[torch.Tensor | None]:
+    """Copy arrays to the device. bfloat16 passes through float32."""
+    dtypes = {np.dtype(each): getattr(torch, name) for name, each in DTYPES.items()} | {np.dtype(int): torch.int64}
+    return [
+        None
+        if each is None
+        else torch.tensor(each.astype(np.float32 if each.dtype.kind not in "iu" else int)).to("npu", dtypes[each.dtype])
+        for each in arrays
+    ]
+
+
+def on_host(tensor: torch.Tensor, dtype: str) -> np.ndarray:
+    return tensor.cpu().float().numpy().astype(DTYPES[dtype])
+
+
+def taken(cases: Iterable) -> list:
+    """Return the cases that the device's operators take."""
+    return [case for case in cases if not case.refused]
+
+
+@pytest.mark.parametrize("case", taken(vendor_cases.losses()), ids=shown)
+def test_losses_that_the_vendor_tests(case: Loss, torch_npu, device) -> None:
+    x, target, weight = arrays_of(np.random.default_rng(1), case, case.logits)
+    settings = case.reduction, case.ignored, case.smoothing
+    loss, log_prob, _, _ = compat.npu_cross_entropy_loss(*on_device(x, target, weight), *settings)
+    right, right_log_prob = right_loss(x, target, weight, *settings)
+    assert_near(on_host(log_prob, case.dtype), right_log_prob, np.abs(x[np.isfinite(x)].astype(float)).max(initial=0))
+    assert_near(on_host(loss, case.dtype), right, scale_of_loss(x, target, weight, *settings))
+
+
+@pytest.mark.parametrize("case", taken(vendor_cases.gradients()), ids=shown)
+def test_gradients_that_the_vendor_tests(case: Gradient, torch_npu, device) -> None:
+    rng = np.random.default_rng(1)
+    log_prob, target, weight = arrays_of(rng, case, case.log_prob)
+    grad = values(rng, case.upstream, (case.rows,) if case.reduction == "none" else (), log_prob.dtype.type)
+    arguments = grad, log_prob, target, weight
+    settings = {"reduction": case.reduction, "ignore_index": case.ignored}
+    found = compat.npu_cross_entropy_loss_backward(*on_device(*arguments), **settings)
+    right = right_gradient(*arguments, *settings.values())
+    assert_near(on_host(found, case.dtype), right, scale_of_gradient(*arguments, *settings.values()))

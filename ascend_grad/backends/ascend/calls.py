@@ -130,14 +130,16 @@ def copy_to_device_of(array: NDArray, other: DeviceArray) -> DeviceArray:
 def _empty(call: Call) -> tuple[NDArray | None, ...]:
     """Compute a call with an array of no elements by the reference: the device leaves such results unwritten.
 
-    Vectors of the device are copied to the host. Arrays of more dimensions stay on the device: no result depends on
-    their elements, if another array has none.
+    Vectors of the device are copied to the host if there are rows. No result depends on other elements: they become 0
+    there.
     """
+    has_rows = call.operator is not CROSS_ENTROPY and call.dims.get("BT", 0) > 0
 
     def on_the_host(value: Any) -> Any:
         if not isinstance(value, DeviceArray):
             return value
-        return value.host_values() if value.ndim < 2 else np.broadcast_to(np.zeros((), value.dtype), value.shape)
+        is_read = has_rows and value.ndim < 2
+        return value.host_values() if is_read else np.broadcast_to(np.zeros((), value.dtype), value.shape)
 
     arguments = {name: on_the_host(value) for name, value in call.arguments.items()}
     results = reference.run(call.with_arguments(arguments), 0)

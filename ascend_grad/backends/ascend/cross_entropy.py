@@ -308,13 +308,17 @@ def cross_entropy(queue: Queue, call: Call) -> Results:
 def needed(call: Call) -> tuple[str, ...]:
     """Return the names of the device's operators that a call may be made of."""
     a = call.arguments
-    names = ["aclnnCast", "aclnnInplaceCopy", "aclnnMul", "aclnnInplaceAdd", "aclnnExp"]
+    names = ["aclnnCast", "aclnnInplaceCopy", "aclnnMul", "aclnnInplaceAdd"]
     if a["target"].dtype.kind in "iu":
         names.append("aclnnCrossEntropyLoss")
         if a["return_grad"]:
             names.append("aclnnCrossEntropyLossGrad")
+            if a["label_smoothing"] or a["lse_square_scale"] or a["grad_lse"] is not None:
+                names.append("aclnnExp")
     else:
-        names += ["aclnnSoftmaxCrossEntropyWithLogits", "aclnnSoftmax", "aclnnReduceSum"]
+        names.append("aclnnSoftmaxCrossEntropyWithLogits")
+        if a["return_grad"]:
+            names += ["aclnnSoftmax", "aclnnReduceSum"]
     if a["lse_square_scale"] or "lse" in a["outputs"]:
         names.append("aclnnLogSumExp")
     return tuple(names)

@@ -129,7 +129,8 @@ def mark_operator_missing(error: MissingKernelError) -> None:
         if known is None or not known.usable or name in known.absent:
             return
         found["state"] = _usable(known.device_count, known.soc, {**known.absent, name: reason})
-    logger.warning("the Ascend NPU computes no %s: %s", error.operator, reason)
+    which = f"such as this one of {error.operator}"
+    logger.warning("%s: calls that need it, %s, do not run on the Ascend NPU", reason, which)
 
 
 def _initialise_torch() -> str:

@@ -81,10 +81,10 @@ class _Largest:
             return maximum, values, places
         keys, _ = self._top_k(self._keys(z, last[:, 0]), k)
         is_larger, is_there = values > last, keys > 0
-        beyond = first + width  # a place after those of all logits so far
+        missing = first + width  # the place of missing logits, larger than that of any logit so far
         values = xp.concatenate([xp.where(is_larger, values, -INF), xp.where(is_there, last, -INF)], 1)
-        places = xp.where(is_larger, places, beyond)
-        of_keys = xp.where(is_there, beyond - queue.vector(keys, xp.int64), beyond)
+        places = xp.where(is_larger, places, missing)
+        of_keys = xp.where(is_there, missing - queue.vector(keys, xp.int64), missing)
         return maximum, values, xp.concatenate([places, of_keys], 1)
 
     def _top_k(self, matrix: DeviceArray, count: int) -> tuple[Any, Any]:

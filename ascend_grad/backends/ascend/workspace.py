@@ -36,9 +36,9 @@ class WorkspaceCounter(Session):
     Attributes
     ----------
     nbytes : int
-        The bytes that the operators have asked for, without those of earlier blocks.
+        The sum of the workspaces of all operators so far, except those in blocks that have ended.
     most : int
-        The largest number of such bytes so far.
+        The largest value of `nbytes` so far.
     """
 
     def __init__(self, running: Session):

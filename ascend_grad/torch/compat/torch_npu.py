@@ -373,6 +373,7 @@ def npu_cross_entropy_loss(
     return _CrossEntropyLoss.apply(input, target, weight, of_input, reduction, ignore_index, label_smoothing)
 
 
+@documented(TENSORS._replace(errors=""), like=npu_cross_entropy_loss)
 def npu_cross_entropy_loss_backward(
     grad_loss: torch.Tensor,
     log_prob: torch.Tensor,
@@ -397,12 +398,8 @@ def npu_cross_entropy_loss_backward(
         The upstream gradient of the loss.
     log_prob : torch.Tensor, shape (N, C)
         The second result of `npu_cross_entropy_loss`. Rows need not be normalised.
-    target, weight
-        As in `npu_cross_entropy_loss`.
     grad_zloss, lse_for_zloss : torch.Tensor, shape (0,), optional
         Must be None or empty: the z-loss is not supported.
-    reduction, ignore_index
-        As in `npu_cross_entropy_loss`.
     label_smoothing, lse_square_scale_for_zloss : float, default 0.0
         Must be 0.
 
@@ -415,10 +412,6 @@ def npu_cross_entropy_loss_backward(
     ------
     NotImplementedError
         `label_smoothing` or an argument of the z-loss is given, or `weight` requires grad.
-    ParamInvalidError
-        161002: an argument is not as described (a dtype or kind: its subclass `ParamTypeError`).
-    BackendUnavailableError
-        A tensor is neither on the CPU nor on a usable Ascend NPU, or the installed torch_npu lacks the function.
 
     Notes
     -----

@@ -16,8 +16,8 @@
  *   nnopbase.c, arguments.c                            -> libnnopbase.so
  *   softmax.c, scaled_masked_softmax.c, linear_cross_entropy.c, cross_entropy.c, top_k.c
  *   elementwise.c, reductions.c, products.c            -> the operator libraries
- *   torch_runtime.c                                    -> libascendcl.so, for torch_npu: what it asks, and what it is linked with
- *   indexing.c, nll_loss.c                             -> libopapi.so, for torch_npu: operators of its own
+ *   torch_runtime.c                                    -> libascendcl.so: functions that only torch_npu calls or links with
+ *   indexing.c, nll_loss.c                             -> libopapi.so: operators that only torch_npu calls
  *   link_time_stub.c                                   -> libraries to link with, where every call answers 100039
  *
  * Control interface (libcann_stand_in.so, by ctypes; the same in a child process by environment variables)
@@ -277,7 +277,7 @@ struct operation {
 int si_tensor_new(const int64_t *dims, uint64_t rank, int dtype, const int64_t *strides, int64_t offset, int format,
                   const int64_t *storage_dims, uint64_t storage_rank, void *data, void **handle);
 int si_tensor_destroy(const void *handle);
-/* What whoever has the handle sees, and aclGetViewShape tells: how long the result turned out to be. */
+/* Shorten a dimension of a result whose length depends on values. aclGetViewShape then returns the new length. */
 void si_tensor_shorten(const struct tensor *t, int dim, int64_t length);
 int si_executor_repeat(void *handle);
 int si_executor_destroy(void *handle);
@@ -328,7 +328,7 @@ struct si_argument {
 
 /* --- elementwise.c ------------------------------------------------------------------------------------------------ */
 
-/* The first phase of an operator that every system has. Tensors: the inputs and then so many results. */
+/* Run the first phase of an operator that every system has. `tensors` are the inputs, followed by `results` results. */
 int si_prepare_plain(struct operation *op, const char *function, const void *const *tensors, int count, int results,
                      const void *const *scalars, int scalar_count);
 int si_finish_plain(struct operation *op, int code, uint64_t *workspace_size, void **executor);
