@@ -50,6 +50,8 @@ from . import (  # noqa: F401
     _memory,
     _openmp,
     _overlap,
+    _rowwise_candidates,
+    _rowwise_costs,
     _rowwise_plan,
     _rowwise_python,
     _rowwise_schedule,

@@ -108,7 +108,7 @@ AG_INLINE void ag_coalesce_dims(ag_dim *outer, ag_dim *inner)
 static AG_UNUSED void ag_copy_3d(ag_variant variant, char *to, const char *from, ag_dim x, ag_dim y, ag_dim z,
                                  int itemsize, int swapped)
 {
-    enum { SHORT = 8, CHUNK = 64 };
+    enum { SHORT = 8, CHUNK = 128 };
     ag_dim t;
     /* Sort the dimensions so that the innermost one (z) has the smallest strides. */
     ag_sort_dims(&x, &y);
@@ -141,7 +141,7 @@ static AG_UNUSED void ag_copy_3d(ag_variant variant, char *to, const char *from,
     /* A short inner loop has much overhead per element, so a longer dimension becomes the inner one. */
     if (z.length < SHORT && y.length > z.length) t = y, y = z, z = t;
     if (z.length < SHORT && x.length > z.length) t = x, x = z, z = t;
-    const ptrdiff_t chunk = z.to != itemsize && z.from != itemsize ? CHUNK : z.length;
+    const ptrdiff_t chunk = z.length > 2 * CHUNK && z.to != itemsize && z.from != itemsize ? CHUNK : z.length;
     /* A long inner loop over strides leaves L1 before the next rows use the rest of its cache lines. */
     for (ptrdiff_t begin = 0; begin < z.length; begin += chunk) {
         const ptrdiff_t length = z.length - begin < chunk ? z.length - begin : chunk;

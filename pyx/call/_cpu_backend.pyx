@@ -140,14 +140,14 @@ cdef object linear_workspace_size(Call call):
 
 
 cdef tuple plan_and_threads(Call call, int threads):
-    """Return the name of the plan of a call, and its number of threads."""
+    """Return the name of the plan of a call, its number of threads, and its estimated nanoseconds, if they are known."""
     if call.operator.family == ROWWISE:
         return _rowwise_python.plan_and_threads(call, threads)
     if call.operator.family == LOSSES:
         return _cross_entropy_python.plan_and_threads(call, threads)
     if call.operator.kernels == STATISTICS or call.operator.kernels == LOSS_OF_STATISTICS:
-        return _linear_python.plan_and_threads(call, None, threads)  # their results may fit no memory
-    return _linear_python.plan_and_threads(call, shapes_of_results(call), threads)
+        return *_linear_python.plan_and_threads(call, None, threads), None  # their results may fit no memory
+    return *_linear_python.plan_and_threads(call, shapes_of_results(call), threads), None
 
 
 # ---- any operator ----------------------------------------------------------------------------------------------------
@@ -175,5 +175,5 @@ def workspace_size(Call call, int threads):
 
 
 cpdef tuple description(Call call, int threads):
-    """Return how `run` would compute a validated call: variant, plan, and number of threads."""
+    """Return how `run` would compute a validated call: variant, plan, number of threads, and estimated nanoseconds."""
     return _cpu.variant(), *plan_and_threads(call, threads)

@@ -15,6 +15,7 @@ class Explanation(_Choice):
     variant: str | None
     plan: str | None
     threads: int | None
+    estimated_ns: float | None
     details: str | None
     transferred_bytes: int | None
     def __new__(
@@ -24,6 +25,7 @@ class Explanation(_Choice):
         variant: str | None = None,
         plan: str | None = None,
         threads: int | None = None,
+        estimated_ns: float | None = None,
         details: str | None = None,
         transferred_bytes: int | None = None,
     ) -> Explanation: ...

@@ -3,7 +3,7 @@
 cimport numpy as cnp
 from libc.string cimport memset
 
-from ascend_grad cimport _memory, _threads
+from ascend_grad cimport _memory
 from ascend_grad._call cimport Call, Result
 from ascend_grad._cross_entropy_rows cimport CrossEntropy, scale_of_all
 from ascend_grad._cross_entropy_schedule cimport (
@@ -189,19 +189,19 @@ cdef Py_ssize_t workspace_bound(Call call, int threads) except -1:
     describe_loss(&x, call, requested(call), False)
     if not describe_call(&p, call, &x, out):
         return copies
-    for count in [threads] if threads else [1, _threads.default_threads()]:
+    for count in [threads] if threads else [1, threads_of(&p, 0)]:
         prepare_loss(&x, &p, count)
         most = max(most, loss_workspace_size(&x))
     return copies + most
 
 
 cdef tuple plan_and_threads(Call call, int threads):
-    """Return the name of the plan of a call, and the number of threads of calls that follow one another."""
+    """Return the name of the plan of a call, the threads of calls that follow one another, and the estimated nanoseconds."""
     cdef Problem p
     cdef CrossEntropy x
     describe_loss(&x, call, requested(call), False)
     if not describe_call(&p, call, &x, shape_of_gradient(call)):
-        return "nothing to compute", 1
+        return "nothing to compute", 1, 0.0
     threads = threads_of(&p, threads)
     prepare_loss(&x, &p, threads)
-    return plan_name(&x.s), threads
+    return plan_name(&x.s), threads, x.s.plan.cost

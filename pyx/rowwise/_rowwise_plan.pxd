@@ -81,6 +81,7 @@ ctypedef struct Plan:
     Py_ssize_t converted_tile
     Py_ssize_t tiles_size             # bytes of the tiles of one thread, or of one task
     bint caches_inputs                # every task has tiles of its own, which hold its inputs from phase to phase
+    double cost                       # estimated nanoseconds
     Py_ssize_t wave                   # blocks whose phases run together: all, unless inputs are cached wave by wave
 
 
@@ -111,8 +112,15 @@ cdef bint describe(
 cdef void tile_at(const Problem *p, Py_ssize_t row, ag_tile *tile) noexcept nogil
 cdef void columns_at(const Problem *p, Py_ssize_t row, Py_ssize_t columns, ag_tile *tile) noexcept nogil
 cdef Py_ssize_t offset_of(const Problem *p, const Operand *operand, Py_ssize_t row) noexcept nogil
-cdef Layout choose_layout(const Problem *p, const ag_row_kernels *kernels) noexcept nogil
+cdef bint all_native(const Problem *p) noexcept nogil
+cdef bint is_used(const Problem *p, int operand) noexcept nogil
+cdef bint are_dense_rows(const Problem *p) noexcept nogil
 cdef ag_dtype choose_tile_dtype(const Problem *p) noexcept nogil
-cdef Plan make_plan(const Problem *p, ag_dtype tile_dtype, const ag_row_kernels *kernels, int threads) noexcept nogil
+cdef Plan new_plan(
+    const Problem *p, ag_dtype tile_dtype, const ag_row_kernels *kernels, int threads, Layout layout, bint is_split
+) noexcept nogil
+cdef void cut_rows(Plan *plan, const Problem *p) noexcept nogil
+cdef void cut_columns(Plan *plan, const Problem *p, Py_ssize_t columns) noexcept nogil
+cdef void cut_tiles(Plan *plan, const Problem *p, Py_ssize_t most) noexcept nogil
 cdef void limit_blocks(Plan *plan, const Problem *p, Py_ssize_t most) noexcept nogil
 cdef Py_ssize_t row_pitch(const Plan *plan, Py_ssize_t rows, Py_ssize_t length) noexcept nogil

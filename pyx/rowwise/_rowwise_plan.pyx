@@ -1,16 +1,15 @@
 """Plans of the row-wise operators: the description of a problem, the order of its rows, and its division into tasks.
 
 `describe` reduces the arrays of a call to a `Problem`: one reduced dimension, and the others sorted by stride, largest
-first, and coalesced if the strides of all operands allow it. `make_plan` chooses the layout that kernels see:
+first, and coalesced if the strides of all operands allow it. A plan says which layout kernels see:
 
   ROWS     every operand has unit stride along the reduced dimension: kernels read and write rows in place
   COLUMNS  every operand has unit stride along another dimension: kernels process blocks of columns in place
   ROW_TILES, COLUMN_TILES
-           all other cases (strides, byte order, a result of another dtype, short rows of a cross-entropy): blocks of rows
-           or columns, whichever are closer together in memory, are gathered into a small buffer per thread, computed
-           there, and scattered
+           blocks of rows or columns are gathered into a small buffer, computed there, and scattered
 
-It also chooses whether tasks are whole blocks or, if there are too few blocks for the threads, splits of blocks.
+Its tasks are whole blocks, or splits of blocks. The functions here make one plan each; `_rowwise_candidates` chooses
+among them.
 
 The plan does not change results: rowwise.h fixes the order of every sum, so that results are the same bits for any
 layout, plan and number of threads.
@@ -23,7 +22,6 @@ from ascend_grad cimport _cpu
 from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_dtype, ag_itemsize, ag_rounded_to_float32
 from ascend_grad._memory cimport ALIGNMENT, align_up, ceil_div, magnitude
 from ascend_grad._rowwise_kernels cimport (
-    AG_MAX_COLUMNS,
     AG_PACKED_COLUMNS,
     AG_SEGMENT,
     ag_row_kernels,
@@ -33,20 +31,9 @@ from ascend_grad._rowwise_kernels cimport (
 from ascend_grad._views cimport View, size_of
 
 cdef enum:
-    TILE_BYTES = 128 << 10            # most bytes of one operand's tile, but for blocks of at most WIDE_BLOCK columns
-    LONG_TILE_BYTES = 4 << 20         # most bytes of a tile of TILE_ROWS rows, if cache lines hold several rows
     CACHED_TILE_BYTES = 16 << 20      # most bytes of all tiles for which inputs are gathered once for all phases
-    TILE_ROWS = 16                    # least rows of a tile of whole rows, if cache lines hold several rows
-    MAX_TILE_ROWS = 1 << 14           # most rows of a tile
-    FEW_ROWS = 8                      # least rows that are gathered as columns: fewer leave lanes empty
-    SHORT_LOSS_ROW = 16               # most elements of a row that a cross-entropy gathers as a column, as measured
-    SHORT_ROW = 8                     # least elements of a row that is computed in place despite gaps between rows
     NARROW_ROW = 64                   # most elements of a row that shares vectors with the next, without a gap
-    MANY_ROWS = 64                    # least rows for which a copy without gaps pays
-    WIDE_BLOCK = 32                   # least columns of a gathered block: narrower blocks share too many cache lines
-    SMALL_BLOCK = 256                 # least elements per outer index of columns in place; fewer are gathered together
     TASK_ELEMENTS = 1 << 15           # elements of a task, approximately
-    LONG_ROW = 1 << 22                # least elements of a row (or block of columns) that is always split
 
 # ---- the problem -----------------------------------------------------------------------------------------------------
 
@@ -221,7 +208,7 @@ cdef bint all_native(const Problem *p) noexcept nogil:
     )
 
 
-cdef inline bint is_used(const Problem *p, int operand) noexcept nogil:
+cdef bint is_used(const Problem *p, int operand) noexcept nogil:
     return (operand != B or has_b(p.op)) and (operand != MASK or has_mask(p.op))
 
 
@@ -240,54 +227,6 @@ cdef bint are_dense_rows(const Problem *p) noexcept nogil:
         if is_used(p, i) and (p.axes > 1 or p.operands[i].strides[0] != p.n * p.operands[i].itemsize):
             return False
     return True
-
-
-cdef bint pays_to_pack(const Problem *p, const ag_row_kernels *kernels) noexcept nogil:
-    """Return whether short rows with gaps between them are computed faster after a copy into a tile without gaps.
-
-    The tile's vectors are full, while the last vector of each row in place is not.
-    """
-    return (
-        p.n <= NARROW_ROW and p.n % (kernels.segment // AG_SEGMENT(1)) and p.rows >= MANY_ROWS and not are_dense_rows(p)
-    )
-
-
-cdef Layout choose_layout(const Problem *p, const ag_row_kernels *kernels) noexcept nogil:
-    cdef int i, last = p.axes - 1, across = 0
-    cdef Py_ssize_t itemsize = p.operands[A].itemsize, inner = p.shape[last]
-    cdef bint native = all_native(p), rows = native, columns = native and has_columns(p.op), packed = True
-    if p.is_transformed:
-        return ROW_TILES
-    for i in range(OPERANDS):
-        if not is_used(p, i):
-            continue
-        if p.operands[i].dim_stride != p.operands[i].itemsize:
-            rows = False
-        if p.operands[i].strides[last] != itemsize:
-            columns = False
-        if p.operands[i].dim_stride != inner * itemsize:
-            packed = False
-        across += 1 if magnitude(p.operands[i].strides[last]) < magnitude(p.operands[i].dim_stride) else -1
-    columns = columns and (inner >= 32 or packed)
-    if is_loss(p.op) and has_columns(p.op) and p.n <= SHORT_LOSS_ROW and p.rows >= MANY_ROWS and not columns:
-        return COLUMN_TILES
-    if rows and (p.n >= SHORT_ROW or p.rows == 1 or not has_columns(p.op)):
-        return ROW_TILES if pays_to_pack(p, kernels) else ROWS
-    if rows and are_dense_rows(p) and (p.n > 1 or p.rows < SMALL_BLOCK):
-        return ROWS  # many rows of one element are processed as columns below
-    if columns and (p.n * inner >= SMALL_BLOCK or p.rows == inner):
-        return COLUMNS
-    if not has_columns(p.op) or p.rows < FEW_ROWS:
-        return ROW_TILES
-    # Gather in the direction in which the inputs can be read in place, else in the direction of most operands' strides.
-    if rows or p.n == 1:
-        return COLUMN_TILES
-    for i in range(2):
-        if is_direct(p, A, p.dtype, i == 0) and (not has_b(p.op) or is_direct(p, B, p.dtype, i == 0)) and (
-            p.operands[OUT].dtype == p.dtype or p.operands[A].itemsize >= 4
-        ):
-            return COLUMN_TILES if i == 0 else ROW_TILES
-    return COLUMN_TILES if across > 0 else ROW_TILES
 
 
 cdef bint use_nontemporal_stores(const Problem *p, Layout layout) noexcept nogil:
@@ -329,126 +268,77 @@ cdef ag_dtype choose_tile_dtype(const Problem *p) noexcept nogil:
     return AG_FLOAT64 if p.dtype == AG_FLOAT64 else AG_FLOAT32
 
 
-cdef Plan make_plan(const Problem *p, ag_dtype tile_dtype, const ag_row_kernels *kernels, int threads) noexcept nogil:
-    """Make a plan for `kernels`, the kernels of `tile_dtype`, which `choose_tile_dtype` returned."""
+cdef Plan new_plan(
+    const Problem *p, ag_dtype tile_dtype, const ag_row_kernels *kernels, int threads, Layout layout, bint is_split
+) noexcept nogil:
+    """Begin a plan for `kernels`, the kernels of `tile_dtype`, which `choose_tile_dtype` returned."""
     cdef Plan plan
     cdef int operand
-    cdef bint packs
+    cdef bint packs                   # rows are copied without the gaps between them, as only the last vector of a tile is partial
     memset(&plan, 0, sizeof(Plan))
     plan.kernels = kernels
     plan.threads = threads
-    plan.layout = choose_layout(p, kernels)
-    plan.by_columns = plan.layout == COLUMNS or plan.layout == COLUMN_TILES
-    plan.gathers = plan.layout == ROW_TILES or plan.layout == COLUMN_TILES
-    packs = plan.layout == ROW_TILES and pays_to_pack(p, kernels)
-    plan.nontemporal = use_nontemporal_stores(p, plan.layout)
+    plan.layout = layout
+    plan.by_columns = layout == COLUMNS or layout == COLUMN_TILES
+    plan.gathers = layout == ROW_TILES or layout == COLUMN_TILES
+    plan.is_split = is_split
+    plan.nontemporal = use_nontemporal_stores(p, layout)
     plan.tile_dtype = tile_dtype
-    plan.tile_itemsize = ag_itemsize[<int>plan.tile_dtype]
-    for operand in range(OPERANDS):
-        plan.direct[operand] = (
-            plan.gathers and is_direct(p, operand, plan.tile_dtype, plan.by_columns)
-            and not (packs and p.operands[operand].strides[0] != p.n * p.operands[operand].itemsize)
-        )
-    plan.segments = ceil_div(p.n, plan.kernels.segment)
+    plan.tile_itemsize = ag_itemsize[<int>tile_dtype]
+    plan.segments = ceil_div(p.n, kernels.segment)
     plan.transposes = plan.gathers and is_transposed(p)
     plan.splits = 1
-    if plan.layout == ROWS:
-        cut_rows(&plan, p)
-    elif plan.layout == COLUMNS:
-        cut_columns(&plan, p)
-    elif plan.layout == COLUMN_TILES:
-        cut_column_tiles(&plan, p)
-    else:
-        cut_row_tiles(&plan, p)
-    if plan.is_split:
-        # Gathered splits have one segment. Splits in place have more segments, as long as there are enough per thread.
-        plan.split_size = plan.kernels.segment
-        if not plan.gathers:
-            plan.split_size *= max(1, min(32, plan.segments * plan.blocks // (8 * threads)))
-        plan.splits = ceil_div(p.n, plan.split_size)
+    plan.split_size = p.n
+    packs = layout == ROW_TILES and p.n <= NARROW_ROW and p.n % (kernels.segment // AG_SEGMENT(1))
     if plan.gathers:
         for operand in range(OPERANDS):
+            plan.direct[operand] = is_direct(p, operand, tile_dtype, plan.by_columns) and not (
+                packs and p.operands[operand].strides[0] != p.n * p.operands[operand].itemsize
+            )
             coalesce_alone(p, &p.operands[operand], &plan.axes[operand])
-        place_tiles(&plan, p)
-    plan.wave = plan.blocks
-    if plan.gathers and plan.is_split:
-        cut_waves(&plan, p)
     return plan
 
 
-cdef void cut_waves(Plan *plan, const Problem *p) noexcept nogil:
-    # The inputs of a wave are gathered once for all of its phases, if those of one block fit. A loss has one wave.
-    cdef Py_ssize_t bytes = plan.splits * plan.tiles_size
-    cdef Py_ssize_t wave = min(plan.blocks, CACHED_TILE_BYTES // bytes) if bytes else plan.blocks
-    if wave < (plan.blocks if is_loss(p.op) else 1):
-        return
-    plan.caches_inputs, plan.wave = True, ceil_div(plan.blocks, ceil_div(plan.blocks, wave))
+cdef void cut_splits(Plan *plan, const Problem *p) noexcept nogil:
+    # Gathered splits have one segment. Splits in place have more segments, as long as there are enough per thread.
+    plan.split_size = plan.kernels.segment
+    if not plan.gathers:
+        plan.split_size *= max(1, min(32, plan.segments * plan.blocks // (8 * plan.threads)))
+    plan.splits = ceil_div(p.n, plan.split_size)
 
 
 cdef void cut_rows(Plan *plan, const Problem *p) noexcept nogil:
-    # A task has adjacent rows. There are several tasks per thread, to balance threads that other processes slow down.
-    plan.block_size = max(
+    """Cut rows in place: a task has adjacent rows, or a split of one row.
+
+    There are several tasks per thread, to balance threads that other processes slow down.
+    """
+    plan.block_size = 1 if plan.is_split else max(
         1, min(max(TASK_ELEMENTS // p.n, p.rows // (32 * plan.threads)), ceil_div(p.rows, 4 * plan.threads))
     )
-    plan.blocks = ceil_div(p.rows, plan.block_size)
-    plan.is_split = p.n >= LONG_ROW or (plan.threads > 1 and plan.blocks < 4 * plan.threads and plan.segments >= 8)
+    plan.blocks = plan.wave = ceil_div(p.rows, plan.block_size)
     if plan.is_split:
-        plan.block_size = 1
-        plan.blocks = p.rows
+        cut_splits(plan, p)
 
 
-cdef void cut_columns(Plan *plan, const Problem *p) noexcept nogil:
-    # The inputs of a block stay in L2 between sum and result, unless the block would be too narrow.
-    cdef Py_ssize_t inner = p.shape[p.axes - 1], inputs = 2 if has_b(p.op) else 1
-    cdef Py_ssize_t budget = _cpu.cache_size(2) // 2 // (p.n * p.operands[A].itemsize * inputs) // 64 * 64
-    plan.block_size = min(inner, <Py_ssize_t>AG_MAX_COLUMNS)
-    if p.n <= plan.kernels.strip_rows:
-        # Strips need no scratch memory, and fit L1 for any block size.
-        plan.block_size = min(inner, max(<Py_ssize_t>AG_MAX_COLUMNS, TASK_ELEMENTS // p.n // 64 * 64))
-    if inner > AG_PACKED_COLUMNS:
-        if budget >= 256 and p.n > plan.kernels.strip_rows:
-            if not plan.nontemporal:  # results share the cache with the inputs, but narrow blocks are slow
-                budget = max(min(budget, <Py_ssize_t>512), budget * inputs // (inputs + 1) // 64 * 64)
-            plan.block_size = min(plan.block_size, budget)
-        # Halve the blocks until every thread has enough of them; they keep whole cache lines.
-        while plan.block_size > 64 and p.rows // plan.block_size < 2 * plan.threads:
-            plan.block_size = ceil_div(plan.block_size // 2, 32) * 32
+cdef void cut_columns(Plan *plan, const Problem *p, Py_ssize_t columns) noexcept nogil:
+    """Cut columns in place into blocks of at most this many columns."""
+    cdef Py_ssize_t inner = p.shape[p.axes - 1]
+    plan.block_size = min(inner, columns)
     plan.blocks_per_index = ceil_div(inner, plan.block_size)
-    plan.blocks = p.rows // inner * plan.blocks_per_index
-    plan.is_split = plan.segments > 1 and (
-        p.n * plan.block_size >= LONG_ROW or (plan.threads > 1 and plan.blocks < 2 * plan.threads)
-    )
-
-
-cdef void cut_column_tiles(Plan *plan, const Problem *p) noexcept nogil:
-    # Tiles are larger if the inputs are read in place: the tile then holds results alone, and long copies are faster.
-    cdef bint inputs_in_place = plan.direct[A] and (plan.direct[B] or not has_b(p.op))
-    cdef Py_ssize_t budget = LONG_TILE_BYTES // 8 if inputs_in_place else TILE_BYTES, wanted = 1
-    plan.is_split = plan.segments > 1
-    plan.block_size = max(<Py_ssize_t>WIDE_BLOCK, budget // (min(p.n, plan.kernels.segment) * plan.tile_itemsize))
-    plan.block_size = min(plan.block_size, <Py_ssize_t>AG_MAX_COLUMNS)
-    # There are several tasks per thread, unless blocks become narrow. A block of a problem that is split has several tasks.
-    if plan.threads > 1:
-        wanted = min(<Py_ssize_t>4 * plan.threads, p.rows // WIDE_BLOCK)
-        wanted = max(1, ceil_div(wanted, plan.segments if plan.is_split else 1))
-    plan.block_size = max(1, min(plan.block_size, ceil_div(p.rows, wanted)))
-    plan.blocks = ceil_div(p.rows, plan.block_size)
-
-
-cdef void cut_row_tiles(Plan *plan, const Problem *p) noexcept nogil:
-    cdef Py_ssize_t row_bytes = row_pitch(plan, 1, p.n) * plan.tile_itemsize
-    plan.block_size = min(<Py_ssize_t>MAX_TILE_ROWS, TILE_BYTES // row_bytes)
-    if plan.transposes and plan.block_size < TILE_ROWS and TILE_ROWS * row_bytes <= LONG_TILE_BYTES:
-        plan.block_size = TILE_ROWS
-    plan.is_split = plan.block_size < TILE_ROWS and (
-        plan.block_size < 1
-        or plan.transposes
-        or (plan.threads > 1 and p.rows < 4 * plan.threads and plan.segments >= 8)
-    )
+    plan.blocks = plan.wave = p.rows // inner * plan.blocks_per_index
     if plan.is_split:
-        plan.block_size = max(1, TILE_BYTES // (row_pitch(plan, 1, plan.kernels.segment) * plan.tile_itemsize))
-    plan.block_size = max(1, min(plan.block_size, ceil_div(p.rows, 1 if plan.is_split else 4 * plan.threads)))
-    plan.blocks = ceil_div(p.rows, plan.block_size)
+        cut_splits(plan, p)
+
+
+cdef void cut_tiles(Plan *plan, const Problem *p, Py_ssize_t most) noexcept nogil:
+    """Cut gathered rows, or columns, into blocks of at most `most`."""
+    plan.block_size = max(1, min(most, p.rows))
+    plan.blocks = plan.wave = ceil_div(p.rows, plan.block_size)
+    if plan.is_split:
+        cut_splits(plan, p)
+    place_tiles(plan, p)
+    if plan.is_split:
+        cut_waves(plan, p)
 
 
 cdef void limit_blocks(Plan *plan, const Problem *p, Py_ssize_t most) noexcept nogil:
@@ -463,6 +353,17 @@ cdef void limit_blocks(Plan *plan, const Problem *p, Py_ssize_t most) noexcept n
         return
     plan.blocks = ceil_div(p.rows, most)
     place_tiles(plan, p)
+
+
+cdef void cut_waves(Plan *plan, const Problem *p) noexcept nogil:
+    """Cut the blocks of splits into waves, whose inputs are gathered once for all phases, if the inputs of a block fit.
+
+    A loss has one wave.
+    """
+    cdef Py_ssize_t nbytes = plan.splits * plan.tiles_size
+    cdef Py_ssize_t wave = min(plan.blocks, CACHED_TILE_BYTES // nbytes) if nbytes else plan.blocks
+    if wave >= (plan.blocks if is_loss(p.op) else 1):
+        plan.caches_inputs, plan.wave = True, ceil_div(plan.blocks, ceil_div(plan.blocks, wave))
 
 
 cdef Py_ssize_t row_pitch(const Plan *plan, Py_ssize_t rows, Py_ssize_t length) noexcept nogil:

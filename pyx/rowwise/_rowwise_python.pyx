@@ -4,7 +4,7 @@ from cython.parallel cimport prange
 
 cimport numpy as cnp
 
-from ascend_grad cimport _cpu, _memory, _openmp, _threads
+from ascend_grad cimport _cpu, _memory, _openmp
 from ascend_grad._call cimport FIRST_OPERAND, MASK_OPERAND, SCALE_OPERAND, SECOND_OPERAND, Call, Result
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport ag_stream_add, ag_variant
@@ -120,7 +120,7 @@ cdef Py_ssize_t workspace_bound(Call call, int threads) except -1:
         copy = cnp.PyArray_NBYTES(out)
     if not describe_call(&p, call, out):
         return copy
-    for count in [threads] if threads else [1, _threads.default_threads()]:
+    for count in [threads] if threads else [1, threads_of(&p, 0)]:
         prepare(&schedule, &p, count)
         most = max(most, workspace_size(&schedule))
     return copy + most
@@ -131,14 +131,14 @@ cdef str plan_name(const Schedule *schedule):
 
 
 cdef tuple plan_and_threads(Call call, int threads):
-    """Return the name of the plan of a call, and the number of threads of calls that follow one another."""
+    """Return the name of the plan of a call, the threads of calls that follow one another, and the estimated nanoseconds."""
     cdef Problem p
     cdef Schedule schedule
     if not describe_call(&p, call, shape_of_result(call)):
-        return "nothing to compute", 1
+        return "nothing to compute", 1, 0.0
     threads = threads_of(&p, threads)
     prepare(&schedule, &p, threads)
-    return plan_name(&schedule), threads
+    return plan_name(&schedule), threads, schedule.plan.cost
 
 
 def stream_add(float[::1] a, float[::1] b, float[::1] out, bint nontemporal, int num_threads):

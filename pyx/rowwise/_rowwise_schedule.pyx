@@ -29,8 +29,9 @@ from ascend_grad._kernels cimport (
     ag_widen,
 )
 from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, aligned, arena_alloc
+from ascend_grad._rowwise_candidates cimport choose_plan, is_plain
+from ascend_grad._rowwise_costs cimport plain_time
 from ascend_grad._rowwise_plan cimport (
-    COLUMNS,
     MASK,
     MAX_AXES,
     OUT,
@@ -42,14 +43,12 @@ from ascend_grad._rowwise_plan cimport (
     Operand,
     Plan,
     Problem,
-    choose_layout,
     choose_tile_dtype,
     columns_at,
     has_b,
     has_mask,
     is_forward,
     is_loss,
-    make_plan,
     offset_of,
     row_pitch,
     tile_at,
@@ -57,7 +56,6 @@ from ascend_grad._rowwise_plan cimport (
 from ascend_grad._rowwise_kernels cimport (
     AG_SCRATCH_BYTES,
     AG_SOFTMAX,
-    AG_STRIP_COLUMNS,
     ag_loss_kernels,
     ag_row_kernels,
     ag_rowwise_kernels,
@@ -67,11 +65,8 @@ from ascend_grad._rowwise_kernels cimport (
 from ascend_grad._tasks cimport Team
 from ascend_grad.status cimport BAD_ALLOC, SUCCESS, Status
 
-# Approximate nanoseconds per element on one thread, by direction of the operator.
-cdef double FORWARD_COST = 0.45
-cdef double BACKWARD_COST = 0.2
-# Approximate nanoseconds that a cross-entropy takes for a row beside the elements: 4 to 20 were measured.
-cdef double LOSS_COST = 8.0
+# Least nanoseconds of work of every thread but the first.
+cdef double LEAST_WORK = 15e3
 
 cdef enum:
     SMALL_PROBLEM = 1 << 15           # most elements that one thread computes without a schedule
@@ -108,34 +103,48 @@ cdef void compute_strips(const Problem *p, const ag_row_kernels *kernels) noexce
 
 # ---- the schedule ----------------------------------------------------------------------------------------------------
 
+cdef const ag_row_kernels *kernels_of(const Problem *p, ag_dtype dtype) noexcept nogil:
+    """Return the kernels of tiles of a dtype. The maxima of the cross-entropy are those of a softmax."""
+    return ag_rowwise_kernels(_cpu.active(), dtype, AG_SOFTMAX if is_loss(p.op) else p.op)
+
+
 cdef double serial_time(const Problem *p) noexcept nogil:
-    """Return the approximate nanoseconds that one thread takes."""
-    cdef double cost = <double>p.rows * p.n * (FORWARD_COST if is_forward(p.op) else BACKWARD_COST)
-    return cost + (<double>p.rows * LOSS_COST if is_loss(p.op) else 0)
+    """Return the estimated nanoseconds that one thread takes."""
+    cdef ag_dtype dtype = choose_tile_dtype(p)
+    cdef const ag_row_kernels *kernels = kernels_of(p, dtype)
+    cdef Layout layout
+    return plain_time(p) if is_plain(p, &layout, kernels) else choose_plan(p, dtype, kernels, 1).cost
+
+
+cdef int most_threads(double cost) noexcept nogil:
+    """Return the most threads that have enough work."""
+    return <int>min(1 + cost / LEAST_WORK, 1e6)
 
 
 cdef int threads_of(const Problem *p, int asked) noexcept nogil:
     """Return the number of threads of calls that follow one another. `asked` is the caller's number, or 0."""
-    return _threads.expected_threads(serial_time(p), asked)
+    cdef double cost = 0 if asked else serial_time(p)
+    cdef int threads = _threads.expected_threads(cost, asked)
+    return threads if asked else min(threads, most_threads(cost))
 
 
 cdef int choose_threads(const Problem *p, int asked) noexcept nogil:
     """Choose the number of threads for a problem. `asked` is the caller's number, or 0 for the default."""
-    cdef int threads = _threads.choose_num_threads(serial_time(p), asked)
-    return 1 if asked == 0 and threads > 1 and _threads.is_oversubscribed() else threads
+    cdef double cost = 0 if asked else serial_time(p)
+    cdef int threads = _threads.choose_num_threads(cost, asked)
+    if asked or threads == 1:
+        return threads
+    return 1 if _threads.is_oversubscribed() else min(threads, most_threads(cost))
 
 
 cdef bint compute_at_once(const Problem *p, int threads) noexcept nogil:
     """Solve a problem that is too small for a schedule and return True; return False if it needs a schedule."""
-    cdef const ag_row_kernels *kernels = ag_rowwise_kernels(_cpu.active(), p.dtype, p.op)
+    cdef const ag_row_kernels *kernels = kernels_of(p, p.dtype)
     cdef Layout layout
     cdef ag_fpenv mode
     if threads > 1 or p.rows * p.n > SMALL_PROBLEM:
         return False
-    layout = choose_layout(p, kernels)
-    if layout != ROWS and (
-        layout != COLUMNS or p.n > kernels.strip_rows or p.shape[p.axes - 1] < AG_STRIP_COLUMNS
-    ):
+    if not is_plain(p, &layout, kernels):
         return False
     mode = ag_fpenv_enter()
     if layout == ROWS:
@@ -153,8 +162,8 @@ cdef void prepare(Schedule *s, const Problem *p, int threads) noexcept nogil:
     memset(s, 0, sizeof(Schedule))
     s.p = p[0]
     s.variant = _cpu.active()
-    # The maxima of the cross-entropy are those of a softmax.
-    s.plan = make_plan(p, dtype, ag_rowwise_kernels(s.variant, dtype, AG_SOFTMAX if is_loss(p.op) else p.op), threads)
+    s.plan = choose_plan(p, dtype, kernels_of(p, dtype), threads)
+    s.plan.threads = <int>min(<Py_ssize_t>threads, s.plan.blocks * s.plan.splits)
     s.rows = min(p.rows, s.plan.wave * s.plan.block_size)
 
 

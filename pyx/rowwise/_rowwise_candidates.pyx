@@ -1,0 +1,187 @@
+"""Candidates: the kinds of plans that a row-wise problem may have, and the choice among them.
+
+A candidate makes the plans of one layout, of whole blocks or of splits, for several sizes of blocks. The plan with the least
+estimated time (`_rowwise_costs`) is chosen; if times are equal, the first one.
+"""
+
+from ascend_grad._kernels cimport ag_dtype
+from ascend_grad._rowwise_costs cimport Memory, cost_of, memory_of
+from ascend_grad._rowwise_kernels cimport AG_MAX_COLUMNS, AG_STRIP_COLUMNS, ag_row_kernels
+from ascend_grad._rowwise_plan cimport (
+    COLUMN_TILES,
+    COLUMNS,
+    OPERANDS,
+    ROW_TILES,
+    ROWS,
+    Layout,
+    Plan,
+    Problem,
+    all_native,
+    are_dense_rows,
+    cut_columns,
+    cut_rows,
+    cut_tiles,
+    has_columns,
+    is_used,
+    new_plan,
+    row_pitch,
+)
+
+cdef enum:
+    # Sizes of blocks that are tried: 32, 64, ..., 1024 columns, and tiles of 16 KiB, 64 KiB, ..., 4 MiB of rows.
+    LEAST_COLUMNS = 32
+    LEAST_TILE = 16 << 10
+    MOST_TILE = 4 << 20
+    LONG_BLOCK = 1 << 22              # elements of a block of several segments from which on it is split
+    SMALL = 1 << 15                   # most elements of a problem that one thread computes in one block, if it can
+    PLAIN_ROW = 64                    # least elements of a row that is computed in place if it can be
+
+ctypedef struct Candidate:
+    const char *name
+    Layout layout
+    bint is_split
+
+
+cdef Candidate candidate(const char *name, Layout layout, bint is_split):
+    cdef Candidate made
+    made.name, made.layout, made.is_split = name, layout, is_split
+    return made
+
+
+cdef enum:
+    CANDIDATE_COUNT = 8
+
+cdef Candidate[CANDIDATE_COUNT] CANDIDATES
+CANDIDATES[0] = candidate(b"rows in place", ROWS, False)
+CANDIDATES[1] = candidate(b"columns in place", COLUMNS, False)
+CANDIDATES[2] = candidate(b"rows, gathered", ROW_TILES, False)
+CANDIDATES[3] = candidate(b"columns, gathered", COLUMN_TILES, False)
+CANDIDATES[4] = candidate(b"rows in place, split", ROWS, True)
+CANDIDATES[5] = candidate(b"columns in place, split", COLUMNS, True)
+CANDIDATES[6] = candidate(b"rows, gathered, split", ROW_TILES, True)
+CANDIDATES[7] = candidate(b"columns, gathered, split", COLUMN_TILES, True)
+
+# The index of the only candidate that is chosen if it has plans, for tests, or -1.
+cdef int _forced = -1
+
+
+def names():
+    """Return the names of the candidates."""
+    cdef int i
+    return [(<bytes>CANDIDATES[i].name).decode() for i in range(CANDIDATE_COUNT)]
+
+
+def force(name=None):
+    """Choose plans of this candidate alone for problems for which it has any, or for None of all candidates. For tests."""
+    global _forced
+    _forced = -1 if name is None else names().index(name)
+
+# ---- which candidates fit --------------------------------------------------------------------------------------------
+
+cdef bint rows_fit(const Problem *p) noexcept nogil:
+    """Return whether kernels can read and write rows in place."""
+    cdef int i
+    for i in range(OPERANDS):
+        if is_used(p, i) and p.operands[i].dim_stride != p.operands[i].itemsize:
+            return False
+    return all_native(p) and not p.is_transformed
+
+
+cdef bint columns_fit(const Problem *p) noexcept nogil:
+    """Return whether kernels can read and write columns in place."""
+    cdef int i
+    if not has_columns(p.op) or not all_native(p) or p.is_transformed:
+        return False
+    for i in range(OPERANDS):
+        if is_used(p, i) and p.operands[i].strides[p.axes - 1] != p.operands[i].itemsize:
+            return False
+    return True
+
+
+cdef bint is_plain(const Problem *p, Layout *layout, const ag_row_kernels *kernels) noexcept nogil:
+    """Return whether kernels compute a small problem best in place, and set the layout."""
+    cdef Py_ssize_t inner = p.shape[p.axes - 1]
+    if _forced >= 0:
+        return False
+    if rows_fit(p) and (p.n >= PLAIN_ROW or p.rows == 1 or (are_dense_rows(p) and (p.rows < AG_STRIP_COLUMNS or not has_columns(p.op)))):
+        layout[0] = ROWS
+        return True
+    layout[0] = COLUMNS
+    return p.n <= kernels.strip_rows and inner >= AG_STRIP_COLUMNS and columns_fit(p)
+
+
+cdef bint fits(const Problem *p, Layout layout) noexcept nogil:
+    """Return whether kernels can compute the problem in a layout."""
+    if layout == ROWS:
+        return rows_fit(p)
+    if layout == COLUMNS:
+        return columns_fit(p)
+    return layout == ROW_TILES or (has_columns(p.op) and not p.is_transformed)
+
+# ---- the choice ------------------------------------------------------------------------------------------------------
+
+ctypedef struct Best:
+    # The cheapest plan so far, if there is one, and what the problem takes in memory.
+    Plan plan
+    bint exists
+    Memory memory
+
+
+cdef void compare(Best *best, const Problem *p, Plan *plan) noexcept nogil:
+    plan.cost = cost_of(p, &best.memory, plan)
+    if not best.exists or plan.cost < best.plan.cost:
+        best.plan, best.exists = plan[0], True
+
+
+cdef void consider(Best *best, const Problem *p, Plan *plan) noexcept nogil:
+    """Compare the plans of a candidate, of which `plan` is the beginning, with the best plan so far."""
+    cdef bint is_small = p.rows * p.n <= SMALL and plan.threads == 1
+    cdef Py_ssize_t size, most, row_bytes
+    if plan.is_split and (plan.segments == 1 or is_small):
+        return
+    if plan.layout == ROWS:
+        cut_rows(plan, p)
+        if plan.is_split or plan.segments == 1 or p.n < LONG_BLOCK:
+            compare(best, p, plan)
+        return
+    if plan.layout == ROW_TILES:
+        row_bytes = row_pitch(plan, 1, plan.kernels.segment if plan.is_split else p.n) * plan.tile_itemsize
+        size = MOST_TILE if is_small else LEAST_TILE
+        while size <= MOST_TILE:
+            if size >= row_bytes or plan.is_split:
+                cut_tiles(plan, p, size // row_bytes)
+                compare(best, p, plan)
+                if plan.blocks == 1:
+                    break
+            size *= 4
+        return
+    most = p.shape[p.axes - 1] if plan.layout == COLUMNS else p.rows
+    size = AG_MAX_COLUMNS if is_small else LEAST_COLUMNS
+    while size <= AG_MAX_COLUMNS:
+        if plan.is_split or plan.segments == 1 or size * p.n < LONG_BLOCK:
+            if plan.layout == COLUMNS:
+                cut_columns(plan, p, size)
+                compare(best, p, plan)
+            else:
+                cut_tiles(plan, p, size)
+                if plan.is_split or plan.tiles_size <= 2 * MOST_TILE:
+                    compare(best, p, plan)
+        if size >= most:
+            break
+        size *= 2
+
+
+cdef Plan choose_plan(const Problem *p, ag_dtype tile_dtype, const ag_row_kernels *kernels, int threads) noexcept nogil:
+    """Choose a plan for `kernels`, the kernels of `tile_dtype`, which `choose_tile_dtype` returned."""
+    cdef Best best
+    cdef Plan plan
+    cdef int i, turn
+    best.exists, best.memory = False, memory_of(p)
+    for turn in range(2):  # the second turn if the candidate that is forced has no plan; ROW_TILES always has one
+        for i in range(CANDIDATE_COUNT):
+            if (turn or _forced < 0 or i == _forced) and fits(p, CANDIDATES[i].layout):
+                plan = new_plan(p, tile_dtype, kernels, threads, CANDIDATES[i].layout, CANDIDATES[i].is_split)
+                consider(&best, p, &plan)
+        if best.exists:
+            break
+    return best.plan

@@ -1,0 +1,259 @@
+"""Estimated times of row-wise plans.
+
+An estimate adds up what a plan does: the arithmetic of its kernels, the cache lines that its operands and tiles move through
+the cache or memory that holds them, the copies into and out of tiles, and the starts of tasks and phases. Each is a count
+times a constant of the tables below.
+"""
+
+from ascend_grad cimport _cpu
+from ascend_grad._kernels cimport AG_FLOAT64
+from ascend_grad._memory cimport ceil_div, magnitude
+from ascend_grad._rowwise_kernels cimport AG_MAX_LANES, AG_PACKED_COLUMNS, AG_SEGMENT, AG_STRIP_COLUMNS
+from ascend_grad._rowwise_plan cimport (
+    COLUMNS,
+    MASK,
+    MAX_AXES,
+    OPERANDS,
+    OUT,
+    ROWS,
+    A,
+    Operand,
+    Plan,
+    Problem,
+    are_dense_rows,
+    is_forward,
+    is_loss,
+    is_used,
+)
+
+# ---- constants, in nanoseconds on one thread -------------------------------------------------------------------------
+
+cdef double[TERMS] NANOSECONDS
+NANOSECONDS[KERNELS] = 1
+NANOSECONDS[LINES_L2] = 0.3
+NANOSECONDS[LINES_L3] = 1.6
+NANOSECONDS[LINES_MEMORY] = 4
+NANOSECONDS[JUMPS] = 4
+NANOSECONDS[TILE_LINES_L2] = 0.7
+NANOSECONDS[TILE_LINES_L3] = 2
+NANOSECONDS[LOOPS] = 1.3
+NANOSECONDS[MOVED_LINES] = 3
+NANOSECONDS[STRIDED] = 0.42
+NANOSECONDS[TRANSPOSED] = 0.28
+NANOSECONDS[TURNED] = 1.5
+NANOSECONDS[CONVERTED] = 0.1
+NANOSECONDS[TASKS] = 60
+NANOSECONDS[PHASES] = 2000
+
+ctypedef struct Kernel:
+    double short_element              # an element of a short row without a gap to the next row
+    double row                        # the start of another row
+    double element                    # an element of another row
+    double column_element             # an element of a column
+
+# Kernels with vectors of 64 bytes on operands in L1 and L2: by direction, and by dtype in the order of ag_dtype. Measured.
+cdef Kernel[4] BACKWARD, FORWARD
+
+
+cdef void set_kernel(Kernel *kernel, double short_element, double row, double element, double column_element) noexcept:
+    kernel.short_element, kernel.row = short_element, row
+    kernel.element, kernel.column_element = element, column_element
+
+
+set_kernel(&BACKWARD[0], 0.7, 4.5, 0.13, 0.22)
+set_kernel(&BACKWARD[1], 0.65, 4.5, 0.16, 0.22)
+set_kernel(&BACKWARD[2], 0.7, 5, 0.2, 0.28)
+set_kernel(&BACKWARD[3], 0.75, 3.5, 0.33, 0.4)
+set_kernel(&FORWARD[0], 1.25, 9, 0.27, 0.45)
+set_kernel(&FORWARD[1], 1.2, 9, 0.28, 0.47)
+set_kernel(&FORWARD[2], 1.2, 10, 0.34, 0.52)
+set_kernel(&FORWARD[3], 1.5, 7, 0.75, 0.9)
+
+cdef enum:
+    NARROW_ROW = 64                   # most elements of a row that shares vectors with the next, without a gap
+    CACHED_EXPONENTIALS = 16 << 10    # most bytes of a row whose exponentials are computed once
+
+# Factor of `element` for rows whose exponentials are computed twice.
+cdef double COMPUTED_TWICE = 1.5
+# Nanoseconds that the buffers of column kernels take for a block of columns that is no strip.
+cdef double SCRATCH = 150
+# Nanoseconds that a call of a kernel takes for rows in place.
+cdef double CALL = 25
+# Nanoseconds that a cross-entropy takes for a row beside its elements: 4 to 20 were measured.
+cdef double LOSS_ROW = 8
+
+# ---- operands in memory ----------------------------------------------------------------------------------------------
+
+cdef Extent extent_of(const Problem *p, int which, Py_ssize_t rows, Py_ssize_t length) noexcept nogil:
+    """Return what a tile of an operand takes in memory: `length` elements of each of some adjacent rows."""
+    cdef const Operand *operand = &p.operands[which]
+    cdef Py_ssize_t[MAX_AXES + 1] lengths, strides
+    cdef Py_ssize_t stride, taken, run = operand.itemsize
+    cdef int axis = p.axes - 1, count = 0, k
+    cdef Extent extent
+    # Sort the dimensions by stride, smallest first.
+    for k in range(p.axes + 1):
+        if k == 0:
+            taken, stride = length, magnitude(operand.dim_stride)
+        else:
+            taken, stride = min(rows, p.shape[axis]), magnitude(operand.strides[axis])
+            rows = ceil_div(rows, p.shape[axis])
+            axis -= 1
+        if taken == 1 or stride == 0:
+            continue
+        lengths[count], strides[count] = taken, stride
+        count += 1
+    for k in range(1, count):
+        axis = k
+        while axis > 0 and strides[axis] < strides[axis - 1]:
+            strides[axis], strides[axis - 1] = strides[axis - 1], strides[axis]
+            lengths[axis], lengths[axis - 1] = lengths[axis - 1], lengths[axis]
+            axis -= 1
+    extent.runs = 1
+    for k in range(count):
+        if extent.runs == 1 and strides[k] < run + 64:
+            run = max(run, (lengths[k] - 1) * strides[k] + run)
+        else:
+            extent.runs *= lengths[k]
+    extent.lines = extent.runs * (run / 64.0 + (1 if extent.runs > 1 else 0.5))
+    return extent
+
+
+cdef Memory memory_of(const Problem *p) noexcept nogil:
+    """Return what the operands of a problem take in memory."""
+    cdef Memory memory
+    cdef double lines = 0
+    cdef int i
+    for i in range(OPERANDS):
+        if is_used(p, i):
+            memory.extents[i] = extent_of(p, i, p.rows, p.n)
+            lines += memory.extents[i].lines
+    if lines * 64 <= _cpu.cache_size(2):
+        memory.level = LINES_L2
+    else:
+        memory.level = LINES_L3 if lines * 64 <= _cpu.cache_size(3) else LINES_MEMORY
+    return memory
+
+# ---- kernels ---------------------------------------------------------------------------------------------------------
+
+cdef double kernel_time(const Problem *p, const Plan *plan) noexcept nogil:
+    """Return the nanoseconds of the arithmetic of all rows."""
+    cdef Kernel kernel = FORWARD[<int>plan.tile_dtype] if is_forward(p.op) else BACKWARD[<int>plan.tile_dtype]
+    cdef Py_ssize_t lanes = plan.kernels.segment // AG_SEGMENT(1), columns, width = plan.block_size
+    cdef bint is_dense = are_dense_rows(p) if plan.layout == ROWS else True
+    cdef double slower = (AG_MAX_LANES // 2 if plan.tile_dtype == AG_FLOAT64 else AG_MAX_LANES) / <double>lanes
+    cdef double time
+    if plan.by_columns:
+        columns = width
+        if plan.layout == COLUMNS and not (width <= AG_PACKED_COLUMNS and p.operands[OUT].dim_stride == width * p.operands[OUT].itemsize):
+            columns = ceil_div(width, lanes) * lanes
+        time = kernel.column_element * slower * p.n * p.rows * columns / width
+        if p.n > plan.kernels.strip_rows or width < AG_STRIP_COLUMNS:
+            time += SCRATCH * plan.blocks * plan.splits
+    else:
+        time = kernel.element * slower * p.n
+        if is_forward(p.op) and (plan.is_split or p.n * plan.tile_itemsize > CACHED_EXPONENTIALS):
+            time *= COMPUTED_TWICE
+        time = p.rows * (kernel.row * plan.splits + time)
+        if is_dense and p.n <= NARROW_ROW and not plan.is_split:
+            time = min(time, kernel.short_element * slower * p.n * p.rows)
+        if plan.layout == ROWS and not is_dense:  # a call of the kernel computes rows along one axis
+            time += p.rows * kernel.row + CALL * p.rows / p.shape[p.axes - 1]
+    return time + (p.rows * LOSS_ROW if is_loss(p.op) else 0)
+
+
+# ---- copies ----------------------------------------------------------------------------------------------------------
+
+cdef void count_copies(
+    const Problem *p, const Plan *plan, int which, double elements, Py_ssize_t rows, Py_ssize_t length, double *counts
+) noexcept nogil:
+    """Count the copies of all elements of an operand, once, between memory and tiles of so many rows of this length."""
+    cdef const Operand *operand = &p.operands[which]
+    cdef int last = plan.axes[which].count - 1
+    cdef Py_ssize_t across = magnitude(plan.axes[which].strides[last]), along = magnitude(operand.dim_stride), stride
+    cdef Py_ssize_t row_count = min(rows, plan.axes[which].shape[last])
+    cdef bint by_rows = row_count > 1 and (across < along or length == 1)   # the smallest stride leads to the next row
+    cdef Py_ssize_t run = row_count if by_rows else length
+    stride = across if by_rows else along
+    if run < 8:  # the copy has another inner loop, of strided elements
+        counts[STRIDED] += elements
+        counts[LOOPS] += elements / max(8, max(row_count, length))
+        return
+    counts[LOOPS] += elements / run
+    if by_rows != plan.by_columns and row_count > 1 and length > 1:
+        if stride == operand.itemsize and min(row_count, length) >= 4 and not operand.swapped:
+            counts[TRANSPOSED] += elements * operand.itemsize / 4
+        else:
+            counts[TURNED] += elements
+    elif stride <= 2 * operand.itemsize and not operand.swapped:
+        counts[MOVED_LINES] += elements * operand.itemsize / 64
+    else:
+        counts[STRIDED] += elements
+
+
+# ---- the estimate ----------------------------------------------------------------------------------------------------
+
+cdef void count_terms(const Problem *p, const Memory *memory, const Plan *plan, double *counts) noexcept nogil:
+    """Count the terms of a plan."""
+    cdef Py_ssize_t rows = plan.block_size, length = plan.split_size if plan.is_split else p.n
+    cdef double tiles = <double>plan.blocks * plan.splits, elements = <double>p.rows * p.n, tile_bytes = 0
+    cdef int phases = (3 if is_forward(p.op) else 2) if plan.is_split else 1
+    cdef int passes = 3 if is_forward(p.op) else 2, times, i, level = memory.level
+    cdef Extent[OPERANDS] extents
+    for i in range(TERMS):
+        counts[i] = 0
+    for i in range(OPERANDS):
+        if is_used(p, i):
+            extents[i] = memory.extents[i] if tiles == 1 else extent_of(p, i, rows, length)
+            if i != OUT and i != MASK:
+                tile_bytes += extents[i].lines * 64
+    counts[KERNELS] = kernel_time(p, plan)
+    counts[TASKS] = tiles * phases
+    if plan.threads > 1:
+        counts[PHASES] = phases * ceil_div(plan.blocks, plan.wave)
+    for i in range(OPERANDS):
+        if not is_used(p, i):
+            continue
+        if i == OUT:
+            times = 1 if plan.nontemporal else 2
+        elif plan.gathers:
+            times = 1 if plan.caches_inputs else phases
+        elif plan.layout == ROWS and not plan.is_split:
+            # Kernels in place read a block once for each pass, unless L2 holds it.
+            times = passes if level != LINES_L2 and tile_bytes / rows > _cpu.cache_size(2) / 2 else 1
+        else:
+            times = passes if level != LINES_L2 and tile_bytes > _cpu.cache_size(2) / 2 else 1
+        counts[level] += extents[i].lines * tiles * times
+        if level != LINES_L2:
+            counts[JUMPS] += extents[i].runs * tiles * times
+        if plan.gathers and not plan.direct[i]:
+            count_copies(p, plan, i, elements * (1 if i == OUT else times), rows, length, counts)
+            if i != MASK and p.operands[i].dtype != plan.tile_dtype:
+                counts[CONVERTED] += elements
+    if plan.gathers:
+        tile_bytes = plan.tiles_size * (plan.wave * plan.splits if plan.caches_inputs else 1.0)
+        if tile_bytes > _cpu.cache_size(1) / 2:
+            counts[TILE_LINES_L2 if tile_bytes <= _cpu.cache_size(2) / 2 else TILE_LINES_L3] = (
+                passes * tiles * plan.tiles_size / 64
+            )
+
+
+cdef double plain_time(const Problem *p) noexcept nogil:
+    """Return the estimated nanoseconds of a problem in place on one thread, without a plan."""
+    cdef const Kernel *kernel = &FORWARD[<int>p.dtype] if is_forward(p.op) else &BACKWARD[<int>p.dtype]
+    return <double>p.rows * (p.n * kernel.column_element + (LOSS_ROW if is_loss(p.op) else 0))
+
+
+cdef double cost_of(const Problem *p, const Memory *memory, const Plan *plan) noexcept nogil:
+    """Return the estimated nanoseconds of a plan on its threads."""
+    cdef double[TERMS] counts
+    cdef double time = 0
+    cdef Py_ssize_t tasks = (plan.wave if plan.is_split else plan.blocks) * plan.splits
+    cdef int term
+    count_terms(p, memory, plan, counts)
+    for term in range(TERMS):
+        if term != PHASES:
+            time += counts[term] * NANOSECONDS[term]
+    # The last tasks of a phase leave threads idle.
+    time *= ceil_div(tasks, plan.threads) / <double>tasks
+    return time + counts[PHASES] * NANOSECONDS[PHASES]
