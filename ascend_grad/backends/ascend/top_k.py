@@ -168,11 +168,9 @@ class _Layer:
         end = min(begin + self.height, self._input.shape[0])
         temperature = self._temperature if isinstance(self._temperature, float) else self._temperature[begin:end]
         largest = _Largest(queue, k, temperature)
-        with queue.block():
-            rows = cast(queue, self._input.rows(begin, end), FLOAT32)
-            for first in range(0, entries, self._width):
-                with queue.block():
-                    largest.add(self._logits(rows, first, min(first + self._width, entries)), first)
+        rows = cast(queue, self._input.rows(begin, end), FLOAT32)
+        for first in range(0, entries, self._width):
+            largest.add(self._logits(rows, first, min(first + self._width, entries)), first)
         return largest.results()
 
     def _logits(self, rows: DeviceArray, first: int, end: int) -> DeviceArray:
