@@ -17,43 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from ... import _aclnn, arrays
+from ... import arrays
 from ..._call import Call
 from .array import DeviceArray
+from .matrices import cast, column, limited, limited_scale, log_sum_exp, number, product, row, row_sums
 from .queue import FLOAT32, Queue, Results, Rows
 from .tokens import Tokens, Weights
-
-#: Temperatures and factors of logits beyond these bounds count as the bounds.
-LIMIT = 2.0**60
-
-
-def cast(queue: Queue, array: DeviceArray, dtype: np.dtype) -> DeviceArray:
-    """Return the array, or a copy on the device in another dtype."""
-    if array.dtype == dtype:
-        return array
-    result = queue.empty(array.shape, dtype)
-    queue.launch("cast", array, _aclnn.DTYPES[dtype.name], result)
-    return result
-
-
-def product(queue: Queue, first: DeviceArray, second: DeviceArray) -> DeviceArray:
-    """Return the product of two arrays, of which one is broadcast to the other's shape."""
-    shape = tuple(np.broadcast_shapes(first.shape, second.shape))
-    result = queue.empty(shape, FLOAT32)
-    queue.launch("mul", first, second, result)
-    return result
-
-
-def column(queue: Queue, vector: Any) -> DeviceArray:
-    """Return a vector in float32 as a matrix of one column on the device."""
-    array = queue.put(queue.vector(vector), FLOAT32)
-    return queue.reshaped(array, (array.size, 1))
-
-
-def row(queue: Queue, vector: Any) -> DeviceArray:
-    """Return a vector in float32 as a matrix of one row on the device."""
-    array = queue.put(queue.vector(vector), FLOAT32)
-    return queue.reshaped(array, (1, array.size))
 
 
 class Logits:
@@ -96,13 +65,9 @@ class _Loss:
 
     def _factor(self) -> Any:
         """Return the factor of the logits of each row, or a number for all rows; None stands for 1."""
-        scale, temperature = self.a["logit_scale"], self.a["temperature"]
-        scale = min(max(scale, -LIMIT), LIMIT)
-        if isinstance(temperature, float):
-            factor = scale / min(max(temperature, 1 / LIMIT), LIMIT)
-            return None if factor == 1 else factor
-        vector = self.queue.vector(temperature).reshape(-1)
-        return scale / self.queue.xp.clip(vector, 1 / LIMIT, LIMIT)
+        scale, temperature = limited_scale(self.a["logit_scale"]), limited(self.queue, self.a["temperature"])
+        factor = scale / temperature
+        return None if isinstance(factor, float) and factor == 1 else factor
 
     def scaled(self, matrix: DeviceArray, rows: Rows) -> DeviceArray:
         """Return the logits z of some rows in float32."""
@@ -110,7 +75,7 @@ class _Loss:
         if self.factor is None:
             return matrix
         if isinstance(self.factor, float):
-            return product(self.queue, matrix, self.queue.put(self.queue.vector(self.factor), FLOAT32))
+            return product(self.queue, matrix, number(self.queue, self.factor))
         return product(self.queue, matrix, column(self.queue, rows.of(self.factor)))
 
     def times_factor(self, vector: Any) -> Any:
@@ -120,12 +85,6 @@ class _Loss:
     @property
     def needs_lse(self) -> bool:
         return self.a["lse_square_scale"] != 0 or "lse" in self.a["outputs"]
-
-    def log_sum_exp(self, z: DeviceArray) -> DeviceArray:
-        """Return the lse of each row of a matrix as a vector on the device."""
-        result = self.queue.empty((z.shape[0], 1), FLOAT32)
-        self.queue.launch("log_sum_exp", z, result)
-        return self.queue.reshaped(result, (z.shape[0],))
 
     def square_terms(self, lse: Any, weights: Weights) -> tuple[Any, Any]:
         """Return the terms of the squared lse of the rows, and their gradients with respect to the lse."""
@@ -182,7 +141,7 @@ def _of_one_target(loss: _Loss) -> Results:
         if not smoothed or "log_prob" in a["outputs"]:
             nll = launched(0.0, None)
         if loss.needs_lse:
-            lse = loss.log_sum_exp(z)
+            lse = log_sum_exp(queue, z)
     found: dict[str, Any] = {}
     total = of_rows.weighted(rows.vector(losses)) if smoothed else tokens.weighted(rows.vector(nll))
     found["loss"] = tokens.reduced(tokens.of_targets(total))
@@ -252,7 +211,7 @@ def _of_all_classes(loss: _Loss) -> Results:
     found: dict[str, Any] = {"loss": weights.reduced(weights.weighted(rows.vector(losses)))}
     b = None
     if loss.needs_lse:
-        found["lse"] = rows.vector(loss.log_sum_exp(z))
+        found["lse"] = rows.vector(log_sum_exp(queue, z))
     if a["lse_square_scale"]:
         squares, b = loss.square_terms(found["lse"], weights)
         found["loss"] = queue.vector(found["loss"] + weights.reduced(squares))
@@ -273,9 +232,8 @@ def _of_all_classes(loss: _Loss) -> Results:
         return loss.results(found)
     p = queue.empty(z.shape, FLOAT32)
     queue.launch("softmax", z, 1, p)
-    excess = queue.empty((logits.rows, 1), FLOAT32)  # sum(labels) - 1
-    queue.launch("row_sums", labels, excess)
-    queue.launch("inplace_add", excess, queue.put(queue.vector(-1.0), FLOAT32))
+    excess = column(queue, row_sums(queue, labels))  # sum(labels) - 1
+    queue.launch("inplace_add", excess, number(queue, -1.0))
     queue.launch("inplace_add", difference, product(queue, p, excess))
     result = product(queue, used.put_from(rows, difference), column(queue, used.of(grad)))
     if b is not None:
@@ -291,7 +249,7 @@ def _labels(loss: _Loss) -> DeviceArray:
     if a["class_weight"] is not None:
         labels = product(queue, labels, row(queue, a["class_weight"]))
     if loss.smoothing:
-        labels = product(queue, labels, queue.put(queue.vector(1 - a["label_smoothing"]), FLOAT32))
+        labels = product(queue, labels, number(queue, 1 - a["label_smoothing"]))
         share = queue.vector(loss.smoothing)
         if a["class_weight"] is not None:
             share = share * queue.vector(a["class_weight"])
