@@ -36,7 +36,8 @@ class SelectedRows:
             self._index is not None and rows._index is not None and np.array_equal(self._index, rows._index)
         ):
             return array
-        return self.put(rows.restored(array))
+        index = self._index if rows._index is None else np.searchsorted(rows._index, self._index)
+        return self._queue.gathered(array, index)
 
     def put_mask(self, mask: Any, count: int) -> DeviceArray:
         if self._index is None:
@@ -50,7 +51,7 @@ class SelectedRows:
     def vector(self, array: DeviceArray | None) -> NDArray:
         if self._index is None:
             return self._queue.vector(array)
-        vector = np.zeros(self._count)
+        vector = np.zeros((self._count, *(() if array is None else array.shape[1:])))
         if array is not None:
             vector[self._index] = self._queue.values(array)
         return vector

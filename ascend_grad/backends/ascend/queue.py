@@ -50,7 +50,7 @@ class Rows(Protocol):
         """
 
     def put_from(self, rows: Any, array: DeviceArray) -> DeviceArray:
-        """Return these rows of an operator's result for other rows; rows that are kept without need become 0."""
+        """Return these rows of an operator's result for rows that include them; rows kept without need become 0."""
 
     def put_mask(self, mask: Any, count: int) -> DeviceArray:
         """Return these rows of a mask of ``count`` rows on the device, as bits."""
