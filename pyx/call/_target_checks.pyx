@@ -6,6 +6,7 @@ cimport numpy as cnp
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 from ascend_grad cimport _tasks
+from ascend_grad._array_types cimport is_on_device
 from ascend_grad._call cimport BT, LOSSES, V, Call, Check, native_vector, shape_of
 from ascend_grad._checks cimport Floating, Shape, conversion, have_same_shape, is_tensor, rows_of, vocabulary_of
 from ascend_grad._dtypes cimport dtype_of
@@ -124,6 +125,8 @@ cdef class ZeroProbabilities(Check):
 
     cdef int run(self, Call call) except -1:
         if call.values[self.slots[0]] is not None and is_zero(call.values[self.slots[0]]):
+            if is_on_device(call.values[self.slots[1]]):
+                call.fail("target_prob", "an array of zeros on the device that target is on", 0)
             call.values[self.slots[0]] = np.broadcast_to(np.float32(0), shape_of(call.array(self.slots[1])))
         return 0
 

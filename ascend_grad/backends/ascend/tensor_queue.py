@@ -134,8 +134,6 @@ class TensorQueue(Queue):
         dtype = self.xp.float32 if dtype is None else dtype
         if isinstance(array, float):
             return self.xp.full((), float(np.float32(array)), dtype=dtype, device=self._place)
-        if isinstance(array, np.ndarray):  # the zeros that stand for the number 0 as probabilities of targets
-            array = self.from_host(array)
         return self.tensor(array).to(dtype).contiguous()
 
     def numbers(self, count: int) -> Any:
