@@ -32,12 +32,10 @@ class SelectedRows:
         return self._queue.copied(there) if is_overwritten and there is array else there
 
     def put_from(self, rows: SelectedRows, array: DeviceArray) -> DeviceArray:
-        if self._index is rows._index or (
-            self._index is not None and rows._index is not None and np.array_equal(self._index, rows._index)
-        ):
+        index, among = self._index, rows._index
+        if index is None or index is among or (among is not None and np.array_equal(index, among)):
             return array
-        index = self._index if rows._index is None else np.searchsorted(rows._index, self._index)
-        return self._queue.gathered(array, index)
+        return self._queue.gathered(array, index if among is None else np.searchsorted(among, index))
 
     def put_mask(self, mask: Any, count: int) -> DeviceArray:
         if self._index is None:
