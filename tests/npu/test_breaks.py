@@ -44,7 +44,7 @@ BREAKS = {
         "wrong result of fused_linear_cross_entropy_loss_grad",
     ),
     "scale as a float": Break(
-        "pyx/ascend/_aclnn_types.pxd",
+        "ascend_grad/_aclnn_types.pxd",  # where Cython finds the declarations of a copy
         "double scale, c_bool",
         "float scale, c_bool",
         "wrong result of scaled_masked_softmax",
