@@ -9,7 +9,8 @@ import pytest
 from cross_entropy_problems import check, in_float64, random_arguments
 
 import ascend_grad as ag
-from ascend_grad import npu
+from ascend_grad import _aclnn, npu
+from ascend_grad.backends.ascend import cross_entropy, operators
 
 
 @pytest.mark.parametrize("seed", range(400))
@@ -32,6 +33,27 @@ def test_random_problems(seed, device):
         assert result.input_grad is out
         error = np.abs(out - expected.input_grad)
         assert np.all(error <= 64 * 2.0**-24 * (1 + np.abs(expected.input_grad).max()))
+
+
+def test_the_operators_that_a_call_is_made_of(device, monkeypatch):
+    """No call launches an operator that it does not name as needed, and some call launches each that it names."""
+    calls = []
+
+    def recorded(queue, call):
+        calls.append(call)
+        return cross_entropy.cross_entropy(queue, call)
+
+    monkeypatch.setitem(operators.OPERATORS, "cross_entropy", recorded)
+    named, launched = set(), set()
+    for seed in range(150):
+        arguments, _ = random_arguments(seed)
+        device.reset()
+        ag.cross_entropy(**arguments, backend="npu")
+        of_call = {name for name in _aclnn.NAMES if device.calls(name)}
+        assert of_call <= {*cross_entropy.needed(calls[-1])}
+        named.update(cross_entropy.needed(calls[-1]))
+        launched |= of_call
+    assert named == launched
 
 
 #: Options and outputs, for each kind of targets, that let the device compute all that it can.
