@@ -121,6 +121,7 @@ OPTIONS = {
             "Probabilities :math:`q` of K targets in each row, or the number 0: all are 0. A target that is "
             "`ignore_index` adds nothing, and a row of such targets alone is ignored. Equal targets of a row are added "
             "up.",
+            on_device=("cross_entropy",),
         ),
         Option(
             "label_smoothing",
@@ -182,6 +183,7 @@ OPTIONS = {
             POSITIVE,
             "The bound of the logits before `temperature` divides them, above 0; limited as `temperature` is. None: "
             "the logits are not bounded.",
+            on_device=("cross_entropy",),
         ),
         Option(
             "outputs",
@@ -207,12 +209,17 @@ OUTPUTS = {
             is_of_targets=True,
             on_device=EVERY_LOSS,
         ),
-        Output("entropy", "The entropy of each row's probabilities, in nats; 0 for ignored rows."),
+        Output(
+            "entropy",
+            "The entropy of each row's probabilities, in nats; 0 for ignored rows.",
+            on_device=("cross_entropy",),
+        ),
         Output(
             "predicted",
             "The entry with the largest logit of each row, the first one of several; -1 for ignored rows.",
             is_integer=True,
             has_gradient=False,
+            on_device=("cross_entropy",),
         ),
         Output(
             "correct",
@@ -221,6 +228,7 @@ OUTPUTS = {
             is_total=True,
             has_gradient=False,
             of_one_target=True,
+            on_device=("cross_entropy",),
         ),
     )
 }

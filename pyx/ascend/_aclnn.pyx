@@ -8,7 +8,7 @@ A function here is stage 1 of one operator. It returns an `Executor`, which tell
 and is closed on every path.
 """
 
-from libc.stdint cimport int8_t, int64_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
 from . import _acl
 from .errors import device_error
@@ -20,14 +20,36 @@ from ascend_grad._acl cimport (
     ag_acl_executor,
     ag_acl_integers,
     ag_acl_scalar,
-    ag_acl_stream,
     ag_acl_tensor,
     ag_aclnn_status,
     destroyer,
 )
+from ascend_grad._aclnn_types cimport (
+    ag_aclnn_binary,
+    ag_aclnn_cast,
+    ag_aclnn_cross_entropy,
+    ag_aclnn_cross_entropy_gradient,
+    ag_aclnn_dense_cross_entropy,
+    ag_aclnn_gather,
+    ag_aclnn_inplace_add,
+    ag_aclnn_inplace_unary,
+    ag_aclnn_launch,
+    ag_aclnn_linear_gradient,
+    ag_aclnn_log_sum_exp,
+    ag_aclnn_loss,
+    ag_aclnn_masked,
+    ag_aclnn_masked_gradient,
+    ag_aclnn_mm,
+    ag_aclnn_online_max_sum,
+    ag_aclnn_row,
+    ag_aclnn_row_gradient,
+    ag_aclnn_scatter_add,
+    ag_aclnn_sum,
+    ag_aclnn_top_k,
+    ag_aclnn_unary,
+)
 
 cdef extern from "ascend_grad/acl/types.h" nogil:
-    ctypedef bint c_bool "bool"
     enum:
         AG_ACL_FLOAT
         AG_ACL_FLOAT16
@@ -37,133 +59,6 @@ cdef extern from "ascend_grad/acl/types.h" nogil:
         AG_ACL_BOOL
         AG_ACL_BF16
         AG_ACL_FORMAT_ND
-
-# Function types of stage 1, written from the public documentation. They have to tell `float` from `double`, which are
-# passed differently.
-
-# aclnnSoftmaxBackward, aclnnLogSoftmaxBackward
-ctypedef ag_aclnn_status (*ag_aclnn_row_gradient)(
-    const ag_acl_tensor *grad_output, const ag_acl_tensor *output, int64_t dim, ag_acl_tensor *out,
-    uint64_t *workspace_size, ag_acl_executor **executor
-) noexcept nogil
-
-# aclnnSoftmax, aclnnLogSoftmax
-ctypedef ag_aclnn_status (*ag_aclnn_row)(
-    const ag_acl_tensor *self, int64_t dim, ag_acl_tensor *out,
-    uint64_t *workspace_size, ag_acl_executor **executor
-) noexcept nogil
-
-# aclnnScaledMaskedSoftmaxBackward
-ctypedef ag_aclnn_status (*ag_aclnn_masked_gradient)(
-    const ag_acl_tensor *grad_output, const ag_acl_tensor *y, const ag_acl_tensor *mask, double scale,
-    c_bool fix_triu_mask, ag_acl_tensor *out, uint64_t *workspace_size, ag_acl_executor **executor
-) noexcept nogil
-
-# aclnnScaledMaskedSoftmax
-ctypedef ag_aclnn_status (*ag_aclnn_masked)(
-    const ag_acl_tensor *x, const ag_acl_tensor *mask, double scale, c_bool fix_triu_mask, ag_acl_tensor *y,
-    uint64_t *workspace_size, ag_acl_executor **executor
-) noexcept nogil
-
-# aclnnFusedLinearCrossEntropyLossGrad; the last three inputs are optional, and softmax is OVERWRITTEN.
-ctypedef ag_aclnn_status (*ag_aclnn_linear_gradient)(
-    const ag_acl_tensor *grad, const ag_acl_tensor *input, const ag_acl_tensor *weight,
-    const ag_acl_tensor *target_mask, const ag_acl_tensor *masked_target, float label_smoothing,
-    const ag_acl_tensor *logits_max, const ag_acl_tensor *sum_exp_logits, ag_acl_tensor *softmax,
-    ag_acl_tensor *input_grad, ag_acl_tensor *weight_grad, uint64_t *workspace_size, ag_acl_executor **executor
-) noexcept nogil
-
-# aclnnFusedLinearOnlineMaxSum; the last output is optional.
-ctypedef ag_aclnn_status (*ag_aclnn_online_max_sum)(
-    const ag_acl_tensor *input, const ag_acl_tensor *weight, const ag_acl_tensor *target, int64_t vocab_start,
-    int64_t vocab_end, ag_acl_tensor *logits_max, ag_acl_tensor *sum_exp_logits, ag_acl_tensor *predicted_logits,
-    ag_acl_tensor *target_mask, ag_acl_tensor *masked_target, ag_acl_tensor *vocab_parallel_logits,
-    uint64_t *workspace_size, ag_acl_executor **executor
-) noexcept nogil
-
-# aclnnFusedCrossEntropyLossWithMaxSum; input, weight and the logits are optional, and so is the softmax.
-ctypedef ag_aclnn_status (*ag_aclnn_loss)(
-    const ag_acl_tensor *logits_max, const ag_acl_tensor *sum_exp_logits, const ag_acl_tensor *predicted_logits,
-    float label_smoothing, const ag_acl_tensor *input, const ag_acl_tensor *weight,
-    const ag_acl_tensor *vocab_parallel_logits, ag_acl_tensor *loss, ag_acl_tensor *softmax,
-    uint64_t *workspace_size, ag_acl_executor **executor
-) noexcept nogil
-
-# aclnnCrossEntropyLoss; class_weight is optional. zloss and lse_for_zloss have to be passed, and are not written.
-ctypedef ag_aclnn_status (*ag_aclnn_cross_entropy)(
-    const ag_acl_tensor *input, const ag_acl_tensor *target, const ag_acl_tensor *class_weight, char *reduction,
-    int64_t ignore_index, double label_smoothing, double zloss_scale, c_bool return_zloss, ag_acl_tensor *loss,
-    ag_acl_tensor *log_prob, ag_acl_tensor *zloss, ag_acl_tensor *lse_for_zloss, uint64_t *workspace_size,
-    ag_acl_executor **executor
-) noexcept nogil
-
-# aclnnCrossEntropyLossGrad; class_weight, grad_zloss and lse_for_zloss are optional.
-ctypedef ag_aclnn_status (*ag_aclnn_cross_entropy_gradient)(
-    const ag_acl_tensor *grad_loss, const ag_acl_tensor *log_prob, const ag_acl_tensor *target,
-    const ag_acl_tensor *class_weight, const ag_acl_tensor *grad_zloss, const ag_acl_tensor *lse_for_zloss,
-    char *reduction, int64_t ignore_index, double label_smoothing, double zloss_scale, ag_acl_tensor *out,
-    uint64_t *workspace_size, ag_acl_executor **executor
-) noexcept nogil
-
-# aclnnSoftmaxCrossEntropyWithLogits
-ctypedef ag_aclnn_status (*ag_aclnn_dense_cross_entropy)(
-    const ag_acl_tensor *features, const ag_acl_tensor *labels, ag_acl_tensor *loss, ag_acl_tensor *backprop,
-    uint64_t *workspace_size, ag_acl_executor **executor
-) noexcept nogil
-
-# aclnnLogSumExp
-ctypedef ag_aclnn_status (*ag_aclnn_log_sum_exp)(
-    const ag_acl_tensor *self, const ag_acl_integers *dims, c_bool keeps_dims, ag_acl_tensor *out,
-    uint64_t *workspace_size, ag_acl_executor **executor
-) noexcept nogil
-
-# aclnnReduceSum
-ctypedef ag_aclnn_status (*ag_aclnn_sum)(
-    const ag_acl_tensor *self, const ag_acl_integers *dims, c_bool keeps_dims, int dtype, ag_acl_tensor *out,
-    uint64_t *workspace_size, ag_acl_executor **executor
-) noexcept nogil
-
-# aclnnTopk
-ctypedef ag_aclnn_status (*ag_aclnn_top_k)(
-    const ag_acl_tensor *self, int64_t k, int64_t dim, c_bool largest, c_bool is_sorted, ag_acl_tensor *values,
-    ag_acl_tensor *indices, uint64_t *workspace_size, ag_acl_executor **executor
-) noexcept nogil
-
-# aclnnMm
-ctypedef ag_aclnn_status (*ag_aclnn_mm)(
-    const ag_acl_tensor *self, const ag_acl_tensor *mat2, ag_acl_tensor *out, int8_t cube_math_type,
-    uint64_t *workspace_size, ag_acl_executor **executor
-) noexcept nogil
-
-# aclnnInplaceTanh
-ctypedef ag_aclnn_status (*ag_aclnn_inplace_unary)(
-    ag_acl_tensor *self, uint64_t *workspace_size, ag_acl_executor **executor
-) noexcept nogil
-
-# aclnnExp; aclnnInplaceCopy and aclnnInplaceMul, whose first argument is the result; aclnnCast, with a dtype between
-ctypedef ag_aclnn_status (*ag_aclnn_unary)(
-    const ag_acl_tensor *first, const ag_acl_tensor *second, uint64_t *workspace_size, ag_acl_executor **executor
-) noexcept nogil
-ctypedef ag_aclnn_status (*ag_aclnn_cast)(
-    const ag_acl_tensor *self, int dtype, ag_acl_tensor *out, uint64_t *workspace_size, ag_acl_executor **executor
-) noexcept nogil
-
-# aclnnMul, aclnnEqTensor
-ctypedef ag_aclnn_status (*ag_aclnn_binary)(
-    const ag_acl_tensor *self, const ag_acl_tensor *other, ag_acl_tensor *out, uint64_t *workspace_size,
-    ag_acl_executor **executor
-) noexcept nogil
-
-# aclnnInplaceAdd: self + alpha * other
-ctypedef ag_aclnn_status (*ag_aclnn_inplace_add)(
-    ag_acl_tensor *self, const ag_acl_tensor *other, const ag_acl_scalar *alpha, uint64_t *workspace_size,
-    ag_acl_executor **executor
-) noexcept nogil
-
-# The function type of stage 2, the same for every operator.
-ctypedef ag_aclnn_status (*ag_aclnn_launch)(
-    void *workspace, uint64_t workspace_size, ag_acl_executor *executor, ag_acl_stream stream
-) noexcept nogil
 
 #: The device's codes of the dtypes that its operators take, by NumPy's names.
 DTYPES = {
@@ -180,7 +75,7 @@ cdef enum:
     SOFTMAX_BACKWARD, LOG_SOFTMAX_BACKWARD, SCALED_MASKED_SOFTMAX_BACKWARD, SOFTMAX, LOG_SOFTMAX
     SCALED_MASKED_SOFTMAX, LINEAR_GRADIENT, ONLINE_MAX_SUM, LOSS, CROSS_ENTROPY, CROSS_ENTROPY_GRADIENT
     DENSE_CROSS_ENTROPY, LOG_SUM_EXP, SUM, EXP, INPLACE_COPY, CAST, MUL, INPLACE_ADD, INPLACE_MUL, INPLACE_TANH
-    EQUAL, MM, TOP_K, OPERATOR_COUNT
+    EQUAL, MAXIMUM, MM, TOP_K, GATHER, SCATTER_ADD, OPERATOR_COUNT
 
 #: Names of the operators, in the order of the enumeration.
 NAMES = (
@@ -206,8 +101,11 @@ NAMES = (
     "aclnnInplaceMul",
     "aclnnInplaceTanh",
     "aclnnEqTensor",
+    "aclnnMaximum",
     "aclnnMm",
     "aclnnTopk",
+    "aclnnGather",
+    "aclnnScatterAdd",
 )
 
 cdef void *_prepare[OPERATOR_COUNT]
@@ -599,6 +497,10 @@ def equal(Tensor input not None, Tensor other not None, Tensor out not None):
     return of_three(EQUAL, input, other, out)
 
 
+def maximum(Tensor input not None, Tensor other not None, Tensor out not None):
+    return of_three(MAXIMUM, input, other, out)
+
+
 def inplace_mul(Tensor out not None, Tensor other not None):
     return of_two(INPLACE_MUL, out, other)
 
@@ -623,7 +525,7 @@ def inplace_add(Tensor out not None, Tensor other not None):
     return executor.checked()
 
 
-# ---- products and the largest elements -------------------------------------------------------------------------------
+# ---- products, the largest elements, and elements by their columns ---------------------------------------------------
 
 
 def mm(Tensor input not None, Tensor other not None, Tensor out not None):
@@ -642,5 +544,25 @@ def top_k(Tensor input not None, int64_t k, Tensor values not None, Tensor indic
     with nogil:
         executor.status = (<ag_aclnn_top_k>_prepare[TOP_K])(
             input.handle, k, 1, True, True, values.handle, indices.handle, &executor.workspace_size, &executor.handle
+        )
+    return executor.checked()
+
+
+def gather(Tensor input not None, Tensor index not None, Tensor out not None):
+    """Prepare the elements of a matrix's rows in the columns that `index` has for each row."""
+    cdef Executor executor = Executor(GATHER)
+    with nogil:
+        executor.status = (<ag_aclnn_gather>_prepare[GATHER])(
+            input.handle, 1, index.handle, out.handle, &executor.workspace_size, &executor.handle
+        )
+    return executor.checked()
+
+
+def inplace_scatter_add(Tensor out not None, Tensor index not None, Tensor source not None):
+    """Prepare to add elements to a matrix's rows, in the columns that `index` has for each row."""
+    cdef Executor executor = Executor(SCATTER_ADD)
+    with nogil:
+        executor.status = (<ag_aclnn_scatter_add>_prepare[SCATTER_ADD])(
+            out.handle, 1, index.handle, source.handle, out.handle, &executor.workspace_size, &executor.handle
         )
     return executor.checked()

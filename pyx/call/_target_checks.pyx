@@ -126,7 +126,7 @@ cdef class ZeroProbabilities(Check):
     cdef int run(self, Call call) except -1:
         if call.values[self.slots[0]] is not None and is_zero(call.values[self.slots[0]]):
             if is_on_device(call.values[self.slots[1]]):
-                call.fail("target_prob", "None, as the device's operators compute the loss without it", 0)
+                call.fail("target_prob", "an array of zeros on the device that target is on", 0)
             call.values[self.slots[0]] = np.broadcast_to(np.float32(0), shape_of(call.array(self.slots[1])))
         return 0
 

@@ -25,7 +25,8 @@ class Break:
     @property
     def modules(self) -> tuple[str, ...]:
         """Return the names of the compiled modules that have to be built again."""
-        by_suffix = {".py": (), ".h": ("_aclnn",)}  # breaks of a header change constants of the operators
+        of_operators = ("_aclnn",)  # breaks of a header change constants and function types of the operators
+        by_suffix = {".py": (), ".h": of_operators, ".pxd": of_operators}
         return by_suffix.get(Path(self.file).suffix, (Path(self.file).stem,))
 
 
@@ -43,7 +44,10 @@ BREAKS = {
         "wrong result of fused_linear_cross_entropy_loss_grad",
     ),
     "scale as a float": Break(
-        "pyx/ascend/_aclnn.pyx", "double scale, c_bool", "float scale, c_bool", "wrong result of scaled_masked_softmax"
+        "ascend_grad/_aclnn_types.pxd",  # where Cython finds the declarations of a copy
+        "double scale, c_bool",
+        "float scale, c_bool",
+        "wrong result of scaled_masked_softmax",
     ),
     "wrong constant of bfloat16": Break(
         "include/ascend_grad/acl/types.h", "AG_ACL_BF16 = 27", "AG_ACL_BF16 = 1", "wrong result of softmax"

@@ -9,7 +9,8 @@ import pytest
 from cross_entropy_problems import check, in_float64, random_arguments
 
 import ascend_grad as ag
-from ascend_grad import npu
+from ascend_grad import _aclnn, npu
+from ascend_grad.backends.ascend import cross_entropy, operators
 
 
 @pytest.mark.parametrize("seed", range(400))
@@ -34,16 +35,132 @@ def test_random_problems(seed, device):
         assert np.all(error <= 64 * 2.0**-24 * (1 + np.abs(expected.input_grad).max()))
 
 
-@pytest.mark.parametrize("is_dense", [False, True])
-def test_nothing_of_the_problem_passes_through_the_host(is_dense, device, rng):
+def test_the_operators_that_a_call_is_made_of(device, monkeypatch):
+    """No call launches an operator that it does not name as needed, and some call launches each that it names."""
+    calls = []
+
+    def recorded(queue, call):
+        calls.append(call)
+        return cross_entropy.cross_entropy(queue, call)
+
+    monkeypatch.setitem(operators.OPERATORS, "cross_entropy", recorded)
+    named, launched = set(), set()
+    for seed in range(150):
+        arguments, _ = random_arguments(seed)
+        device.reset()
+        ag.cross_entropy(**arguments, backend="npu")
+        of_call = {name for name in _aclnn.NAMES if device.calls(name)}
+        assert of_call <= {*cross_entropy.needed(calls[-1])}
+        named.update(cross_entropy.needed(calls[-1]))
+        launched |= of_call
+    assert named == launched
+
+
+#: Options and outputs, for each kind of targets, that let the device compute all that it can.
+EVERYTHING = {"softcap": 3.0, "temperature": 2.0, "label_smoothing": 0.1, "lse_square_scale": 0.1}
+KINDS = ("one target", "several targets", "all classes")
+
+
+def targets_of(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Return the arguments with the targets of logits whose last axis has the classes."""
+    if kind == "all classes":
+        return {"target": rng.random(shape, np.float32)}
+    if kind == "one target":
+        return {"target": rng.integers(0, shape[-1], shape[:-1])}
+    places = (*shape[:-1], 3)
+    return {"target": rng.integers(0, shape[-1], places), "target_prob": rng.random(places, np.float32)}
+
+
+def all_outputs(kind: str) -> tuple[str, ...]:
+    of_targets = {"one target": ("log_prob", "correct"), "several targets": ("log_prob",), "all classes": ()}
+    return ("lse", "entropy", "predicted", *of_targets[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_of_the_problem_passes_through_the_host(kind, device, rng):
     """Logits and gradients of arrays on the device stay there, whatever the axis is; vectors come back."""
     x = rng.standard_normal((8, 500, 4)).astype(np.float16)
-    target = rng.random(x.shape, np.float32) if is_dense else rng.integers(0, 500, (8, 4))
-    arrays = npu.asarray(x), npu.asarray(target)
+    targets = targets_of(kind, (8, 4, 500), rng)
+    if kind == "all classes":
+        targets["target"] = np.moveaxis(targets["target"], 2, 1)
+    arrays = {"input": npu.asarray(x), **{name: npu.asarray(value) for name, value in targets.items()}}
     device.reset()
-    ag.cross_entropy(*arrays, axis=1)
+    ag.cross_entropy(**arrays, axis=1, softcap=3.0, outputs=all_outputs(kind))
+    sent = 500 * 4  # the numbers of the columns
     for counter in ("bytes_h2d", "bytes_d2h"):
-        assert device.counter(counter) <= 16 * 32
+        assert device.counter(counter) <= sent + 8 * 32 * 16
+
+
+@pytest.mark.parametrize("options", [{}, EVERYTHING])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory(kind, dtype, options, device, rng):
+    """At most three matrices of float32 are on the device at the same time, four with a softcap, and 16-bit logits."""
+    x = rng.standard_normal((256, 2048)).astype(dtype)
+    call = {"input": x, **targets_of(kind, x.shape, rng), **options}
+    if options:
+        call |= {"outputs": all_outputs(kind), "grad_entropy": np.ones(256), "class_weight": np.ones(2048)}
+    npu.release()
+    device.reset()
+    before = device.counter("peak_device_bytes")
+    ag.cross_entropy(**call, backend="npu")
+    bound = (4 if options else 3) * (4 * x.size + (1 << 17))
+    bound += x.nbytes + (1 << 17) if dtype == np.float16 else 0
+    bound += x.size if options else 0  # of `predicted`: where a logit is the largest one
+    vectors = 1 << 18
+    bound += ag.workspace_size("cross_entropy", **call, backend="npu") + vectors
+    assert device.counter("peak_device_bytes") - before <= bound
+
+
+def test_ignored_rows_of_the_host_are_not_sent(device, rng):
+    x = rng.standard_normal((8, 4, 500)).astype(np.float16)
+    target = np.where(np.arange(32) % 4 == 0, 3, -100).reshape(8, 4)
+    expected = ag.cross_entropy(x, target, backend="cpu")
+    device.reset()
+    check(ag.cross_entropy(x, target), expected, np.float16)
+    assert device.counter("bytes_h2d") <= x.nbytes / 4 + 8 * 32
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_on_device", [False, True])
+def test_logits_of_minus_infinity(kind, is_on_device, device, rng):
+    """Classes of probability 0 add nothing to an entropy."""
+    x = rng.standard_normal((6, 9)).astype(np.float32)
+    call = {"input": x, **targets_of(kind, x.shape, rng)}
+    if kind == "all classes":
+        x = x[:, :5]
+        call |= {"input": x, "target": np.eye(6, 5, dtype=np.float32)}
+        x[:, 4] = -200.0
+    else:
+        x[:, 5:] = -np.inf
+        call["target"] = call["target"] % 5
+    call["grad_entropy"] = rng.standard_normal(6).astype(np.float32)
+    expected = ag.cross_entropy(**call, outputs=("entropy", "predicted"), backend="reference")
+    assert np.all(np.isfinite(expected.input_grad))
+    if is_on_device:
+        call = {name: npu.asarray(value) for name, value in call.items()}
+    check(ag.cross_entropy(**call, outputs=("entropy", "predicted")), expected, np.float32)
+
+
+def test_of_equal_logits_the_first_one_is_predicted(device, rng):
+    x = rng.integers(0, 3, (50, 20)).astype(np.float16)
+    x[7] = -np.inf
+    target = x.argmax(1)
+    target[::3] = 19
+    target[1] = -100
+    expected = ag.cross_entropy(x, target, outputs=("predicted", "correct"), backend="reference")
+    result = ag.cross_entropy(x, target, outputs=("predicted", "correct"))
+    assert np.array_equal(result.predicted, expected.predicted)
+    assert result.correct == expected.correct
+
+
+def test_probabilities_given_as_the_number_0(device, rng):
+    call = {"input": rng.random((4, 5), np.float32), "target": rng.integers(0, 5, (4, 2))}
+    expected = ag.cross_entropy(**call, target_prob=0, outputs=("log_prob",), backend="reference")
+    check(ag.cross_entropy(**call, target_prob=0, outputs=("log_prob",)), expected, np.float32)
+    call = {name: npu.asarray(value) for name, value in call.items()}
+    with pytest.raises(ag.ParamInvalidError, match="expected an array of zeros on the device that target is on, got 0"):
+        ag.cross_entropy(**call, target_prob=0)
 
 
 @pytest.mark.parametrize("is_dense", [False, True])
@@ -112,11 +229,11 @@ def test_no_rows(device):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"target_prob": np.ones((3, 2)), "target": np.zeros((3, 2), int)}, "target_prob: the device's operators"),
-        ({"softcap": 3.0}, "softcap: the device's operators compute the loss without it"),
-        ({"outputs": ("entropy", "correct")}, "outputs: the device's operators compute the loss without entropy"),
-        ({"grad_entropy": np.ones(3)}, "grad_entropy: the device's operators compute the gradients without it"),
         ({"input": np.ones((3, 4))}, "input: the device takes dtype"),
+        (
+            {"input": np.broadcast_to(np.float32(0), (3, 2**24 + 1)), "outputs": ("correct",)},
+            "the device takes classes for predicted and correct up to 16777216, got 16777217",
+        ),
     ],
 )
 def test_what_the_cpu_computes(arguments, reason, device):
@@ -151,22 +268,37 @@ def test_systems(soc, of_ids, of_probabilities, device, monkeypatch):
 
 def test_faults_at_every_call(device, rng):
     """A failure of any call of the device raises, leaves the arguments as they were, and loses nothing."""
-    x = rng.standard_normal((4, 5, 3)).astype(np.float16)
-    for target in (rng.integers(0, 5, (4, 3)), rng.random(x.shape)):
-        options = {"axis": 1, "label_smoothing": 0.1, "lse_square_scale": 0.1, "class_weight": np.arange(5.0)}
-        expected = ag.cross_entropy(x, target, **options)
+    x = rng.standard_normal((4, 5, 5)).astype(np.float16)
+    for kind in KINDS:
+        options = {**EVERYTHING, **targets_of(kind, x.shape, rng), "axis": 1, "class_weight": np.arange(5.0)}
+        options |= {"outputs": all_outputs(kind), "grad_entropy": np.ones((4, 5))}
+        expected = ag.cross_entropy(x, **options)
         device.reset()
-        ag.cross_entropy(x, target, **options)
+        ag.cross_entropy(x, **options)
         calls = device.calls()
         before = x.copy()
         for nth in range(1, calls + 1):
             device.fail("*", nth)
             with contextlib.suppress(ag.AclError):
-                ag.cross_entropy(x, target, **options, backend="npu")
+                ag.cross_entropy(x, **options, backend="npu")
             device.reset()
             assert np.array_equal(x, before)
-            result = ag.cross_entropy(x, target, **options, backend="npu")
+            result = ag.cross_entropy(x, **options, backend="npu")
             assert np.array_equal(result.input_grad, expected.input_grad)
+
+
+def test_several_targets_on_950(device, monkeypatch):
+    """The vendor does not document the operator that takes elements by their columns there, so forced calls use it."""
+    monkeypatch.setitem(ag.npu.runtime.found, "state", ag.npu.runtime.state()._replace(soc="Ascend950PR_9589"))
+    device.set_soc("Ascend950PR_9589")
+    call = {"input": np.eye(4, dtype=np.float32), "target": np.zeros((4, 2), int), "target_prob": np.ones((4, 2))}
+    try:
+        choice = ag.explain("cross_entropy", **call)
+        assert choice.backend == "cpu"
+        assert "the vendor documents the operator on 910B, 910_93 alone" in choice.reason
+        check(ag.cross_entropy(**call, backend="npu"), ag.cross_entropy(**call, backend="cpu"), np.float32)
+    finally:
+        device.set_soc("Ascend910B2")
 
 
 def test_memory_of_workspaces(device, rng):

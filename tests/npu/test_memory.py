@@ -17,7 +17,7 @@ from samples import MASKED, OPERATORS, assert_identical, random_problem
 
 import ascend_grad as ag
 from ascend_grad import npu
-from ascend_grad.backends.ascend import pool, transfers
+from ascend_grad.backends.ascend import pool, session, transfers
 from ascend_grad.backends.ascend.threads import members_of
 
 
@@ -100,6 +100,20 @@ def test_the_pool_is_bounded(device, monkeypatch):
     for size in 2 ** np.arange(10, 20):
         ag.softmax(np.zeros(size, np.float32), backend="npu")
         assert device.live().get("device_bytes", 0) - before <= 1 << 20
+
+
+def test_dropped_arrays_serve_later_work_of_the_call(device):
+    """A call needs no more memory than its arrays that are alive at the same time, and waits for none of it."""
+    npu.release()
+    device.reset()
+    before = device.counter("peak_device_bytes")
+    with session.session_on(0).call() as here:
+        for _ in range(10):
+            here.copied(here.copied(here.put(np.ones(1 << 18, np.float32))))
+            here.workspace(1 << 20)
+        assert device.counter("synchronizations") == 0
+    assert device.counter("mallocs") == 2
+    assert device.counter("peak_device_bytes") - before <= 2 * ((1 << 20) + (1 << 17))
 
 
 def test_release_and_the_end_of_a_thread(device):

@@ -274,6 +274,55 @@ def test_checks_of_top_k(acl, double) -> None:
     assert double.violations() == []
 
 
+# ---- elements by their indices ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+@pytest.mark.parametrize("index_dtype", [np.int32, np.int64])
+def test_gather_and_scatter_add(acl, double, rng, axis, index_dtype) -> None:
+    x = rng.standard_normal((3, 5)).astype(np.float32)
+    index = rng.integers(0, x.shape[axis], (2, 4)).astype(index_dtype)
+    taken = acl.compute("Gather", x, axis, index, z(2, 4, dtype=np.float32))[-1]
+    where = (index, np.arange(4)) if axis == 0 else (np.arange(2)[:, None], index)
+    np.testing.assert_array_equal(taken, x[where])
+    source, expected = rng.standard_normal((3, 4)).astype(np.float32), x.copy()
+    np.add.at(expected, where, source[:2])
+    result = acl.compute("ScatterAdd", x, axis, index, source, z(3, 5, dtype=np.float32))[-1]
+    np.testing.assert_allclose(result, expected, rtol=1e-6, atol=1e-6)
+    assert double.violations() == []
+
+
+def test_checks_of_indices(acl, double) -> None:
+    def gather(x=(3, 5), dim=1, index=(3, 2), out=(3, 2), dtypes=(np.float32, np.int64, np.float32)) -> int:
+        x, index, out = (z(*shape, dtype=each) for shape, each in zip((x, index, out), dtypes))
+        return code_of(acl, "Gather", x, dim, index, out)
+
+    def add(x=(3, 5), dim=1, index=(3, 2), src=(3, 2), out=(3, 5), dtypes=(np.float32, np.int64, *[np.float32] * 2)):
+        x, index, src, out = (z(*shape, dtype=each) for shape, each in zip((x, index, src, out), dtypes))
+        return code_of(acl, "ScatterAdd", x, dim, index, src, out)
+
+    assert gather() == gather(dim=-1) == gather(index=(2, 9), out=(2, 9)) == gather(index=(3, 0), out=(3, 0)) == 0
+    assert add() == add(dim=-2, index=(9, 5), src=(9, 5)) == add(index=(2, 1)) == add(index=(3, 0), src=(3, 0)) == 0
+    assert gather(dim=2) == gather(dim=-3) == gather(out=(3, 3)) == gather(index=(3,), out=(3,)) == 161002
+    assert gather(index=(4, 2), out=(4, 2)) == gather(x=(3, 0)) == 161002
+    for dtypes in ((np.float32, np.int64, np.float16), (np.float32, np.uint8, np.float32)):
+        assert gather(dtypes=dtypes) == add(dtypes=(*dtypes, np.float32)) == 161002
+    assert add(dim=2) == add(src=(3, 1)) == add(src=(2, 2)) == 161002
+    assert add(out=(3, 4)) == add(index=(4, 2), src=(4, 2)) == 161002
+    square, ids, pair = z(3, 5), z(3, 2, dtype=np.int64), z(3, 2)
+    for i in range(4):
+        arguments = [square, ids, pair, square]
+        arguments[i] = None
+        assert code_of(acl, "ScatterAdd", arguments[0], 1, *arguments[1:]) == 161001
+    assert double.violations() == []
+    acl.compute("Gather", square, 1, ids[:1, :1] + 5, pair[:1, :1])
+    broken(double, "aclnnGather: index 5 is out of bounds")
+    double.reset()
+    acl.compute("ScatterAdd", square, 1, ids[:1, :1] - 1, pair, square)
+    broken(double, "aclnnScatterAdd: index -1 is out of bounds")
+    double.reset()
+
+
 # ---- systems, faults and lifetimes -----------------------------------------------------------------------------------
 
 
@@ -285,10 +334,12 @@ def test_what_each_system_has(acl, double, integers, family) -> None:
             ("Topk", (x, 1, -1, True, True, z(3, 1, dtype=dtype), z(3, 1, dtype=np.int64))),
             ("LogSumExp", (x, integers(1), False, row)),
             ("Cast", (x, 0, z(3, 4))),
+            ("Gather", (x, 1, z(3, 2, dtype=np.int64), z(3, 2, dtype=dtype))),
+            ("ScatterAdd", (x, 1, z(3, 2, dtype=np.int64), z(3, 2, dtype=dtype), x)),
             ("Exp", (x, x)),
             ("InplaceCopy", (x, x)),
         ):
-            has_it = is_newer or family in ("910", "310P") or name in ("Exp", "InplaceCopy")
+            has_it = is_newer or name in ("Exp", "InplaceCopy") or (name != "ScatterAdd" and family in ("910", "310P"))
             expected = 0 if has_it else 561003
             if dtype == BF16 and not is_newer:  # dtypes are checked first
                 expected = 161002
@@ -349,6 +400,7 @@ def test_results_come_late(acl, double, integers) -> None:
         "Topk": ((square, 2, -1, True, True), (z(3, 2), z(3, 2, dtype=np.int64)), ()),
         "LogSumExp": ((square, integers(-1), False), (column,), ()),
         "Cast": ((square, 1), (z(3, 4, dtype=np.float16),), ()),
+        "ScatterAdd": ((square, 1, z(3, 2, dtype=np.int64), z(3, 2)), (square,), ()),
         "Exp": ((square,), (square,), ()),
     }
     for name, (inputs, written, unwritten) in calls.items():

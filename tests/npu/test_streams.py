@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from acl_client import Acl
+from cross_entropy_problems import check, in_float64, random_arguments
 from linear_samples import GRADIENT, LINEAR, problem_of
 from npu_samples import ALL, X, attempts_with_a_fault, chain, chain_arguments, problem_for, results_of, to_device
 from python_threads import in_threads
@@ -88,6 +89,25 @@ def test_the_largest_log_probabilities(streams: Streams, device: StandIn) -> Non
     for result, expected in zip(results, right, strict=True):
         assert_identical(result.numpy(), expected)
     assert right.index.tolist() == [[99, 96, 97, 98]] * 5
+    assert device.violations() == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_loss_of_logits(seed: int, streams: Streams, device: StandIn) -> None:
+    """Memory that a call on a stream drops serves its later work, in the order of the stream."""
+    arguments, _ = random_arguments(seed, targets=(np.int64,))
+    expected = in_float64(arguments)
+    arrays = {
+        name: npu.asarray(value.astype(np.float32) if value.dtype == np.float64 else value)
+        for name, value in arguments.items()
+        if isinstance(value, np.ndarray)
+    }
+    device.set_delay(2_000)
+    with npu.stream(streams.new()):
+        results = [ag.cross_entropy(**{**arguments, **arrays}) for _ in range(3)]
+    npu.synchronize()
+    for result in results:
+        check(result, expected, arguments["input"].dtype.type)
     assert device.violations() == []
 
 

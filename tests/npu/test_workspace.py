@@ -1,4 +1,4 @@
-"""Test that `workspace_size` on the device is the sum of the sizes that the operators' first stages request."""
+"""Test that `workspace_size` on the device is the largest size that the operators' first stages request."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def test_the_first_stages_tell(any_operator, device: StandIn, asked) -> None:
         device.reset()
         del asked[:]
         size = ag.workspace_size(any_operator, *args, **kwargs, backend="npu")
-        assert size == sum(asked) > 0
+        assert size == max(asked) > 0
         for name in ("mallocs", "host_mallocs", "launches", "copies_h2d", "copies_d2h"):
             assert device.counter(name) == 0, name
         assert device.calls("aclDestroyAclOpExecutor") == len(asked)
         assert device.counter("tensors") == device.counter("executors") == 0
         del asked[:]
         getattr(ag, any_operator)(*args, **kwargs, backend="npu")
-        assert size == sum(asked)
+        assert size == max(asked)
         assert device.violations() == []
 
 
@@ -93,10 +93,10 @@ def test_arrays_on_the_device(any_operator, device: StandIn, asked) -> None:
     device.reset()
     size = ag.workspace_size(any_operator, *args, **kwargs)
     assert device.counter("copies_d2h") == device.counter("launches") == 0
-    assert size == sum(asked) > 0
+    assert size == max(asked) > 0
     del asked[:]
     getattr(ag, any_operator)(*args, **kwargs)
-    assert size == sum(asked)
+    assert size == max(asked)
 
 
 def test_values_do_not_matter(device: StandIn) -> None:

@@ -31,7 +31,7 @@ LAYERS = (
             "runtime/_memory arrays/_dtypes arrays/_views arrays/_overlap arrays/_dlpack xla/_xla_frame"
         ),
     ),
-    ("the Ascend libraries", "ascend/_acl ascend/_aclnn"),
+    ("the Ascend libraries", "ascend/_acl ascend/_aclnn_types ascend/_aclnn"),
     ("arrays, arguments, settings, options", "arrays/_array_types arrays arguments config operators.options"),
     (
         "CPU schedules",

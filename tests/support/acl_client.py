@@ -110,6 +110,9 @@ _OPERATORS: dict[str, tuple] = {
     "Mm": (*[c_void_p] * 3, ctypes.c_int8),
     "Cat": (c_void_p, c_int64, c_void_p),
     "Index": (*[c_void_p] * 3,),
+    "Gather": (c_void_p, c_int64, c_void_p, c_void_p),
+    "ScatterAdd": (c_void_p, c_int64, *[c_void_p] * 3),
+    "Maximum": (*[c_void_p] * 3,),
     "MaskedSelect": (*[c_void_p] * 3,),
 }
 

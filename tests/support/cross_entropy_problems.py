@@ -23,7 +23,7 @@ def random_arguments(seed: int, targets: tuple = (np.int64, np.int32, np.uint8))
     x = (rng.standard_normal(shape) * rng.choice([1, 4])).astype(dtype)
     if rng.random() < 0.3:
         x = np.asfortranarray(x)
-    is_dense = rng.random() < 0.4
+    is_dense, is_sparse = rng.random() < 0.3, rng.random() < 0.4
     arguments = {"input": x, "axis": axis, "reduction": str(rng.choice(["mean", "sum", "none"]))}
 
     def maybe(name, value, chance=0.35):
@@ -34,10 +34,13 @@ def random_arguments(seed: int, targets: tuple = (np.int64, np.int32, np.uint8))
         target = rng.random(shape).astype(rng.choice([np.float32, np.float64]))
         target[rng.random(shape) < 0.2] = 0
     else:
-        target = rng.integers(0, classes, rows, rng.choice(targets))
+        places = (*rows, int(rng.integers(1, 4))) if is_sparse else rows
+        target = rng.integers(0, classes, places, rng.choice(targets))
         if target.dtype != np.uint8:
-            target = np.where(rng.random(rows) < 0.2, -100, target).astype(target.dtype)
-        maybe("grad_log_prob", rng.standard_normal(rows), 0.2)
+            target = np.where(rng.random(places) < 0.2, -100, target).astype(target.dtype)
+        maybe("grad_log_prob", rng.standard_normal(places), 0.2)
+        if is_sparse:
+            arguments["target_prob"] = np.where(rng.random(places) < 0.2, 0, rng.random(places))
     arguments["target"] = target
     maybe("class_weight", np.where(rng.random(classes) < 0.2, 0, rng.random(classes) + 0.1))
     maybe("token_weight", np.where(rng.random(rows) < 0.2, 0, rng.random(rows)))
@@ -45,9 +48,13 @@ def random_arguments(seed: int, targets: tuple = (np.int64, np.int32, np.uint8))
     maybe("lse_square_scale", float(rng.random()), 0.25)
     maybe("temperature", float(rng.random() + 0.5) if rng.random() < 0.5 else rng.random(rows) + 0.5)
     maybe("logit_scale", float(rng.standard_normal()), 0.2)
+    maybe("softcap", float(rng.random() + 1), 0.25)
     maybe("denominator", float(rng.random() + 1), 0.2)
     maybe("grad_lse", rng.standard_normal(rows), 0.2)
-    maybe("outputs", ("lse",) if is_dense else ("log_prob", "lse"))
+    maybe("grad_entropy", rng.standard_normal(rows), 0.2)
+    outputs = ["lse", "entropy", "predicted"]
+    outputs += [] if is_dense else ["log_prob"] if is_sparse else ["log_prob", "correct"]
+    maybe("outputs", tuple(str(each) for each in rng.permutation(outputs)[: rng.integers(1, len(outputs) + 1)]), 0.6)
     grad_loss = rng.standard_normal(rows if arguments["reduction"] == "none" else ())
     maybe("grad_loss", np.where(rng.random(grad_loss.shape) < 0.2, 0, grad_loss), 0.5)
     if rng.random() < 0.15:
@@ -70,6 +77,10 @@ def check(results, expected, dtype, *, widened: bool = False) -> None:
             continue
         got = got.numpy() if isinstance(got, npu.DeviceArray) else np.asarray(got)
         assert got.shape == np.shape(right)
+        if name in ("predicted", "correct"):
+            assert got.dtype == np.int64
+            assert np.array_equal(got, right), name
+            continue
         right_dtype = np.float32 if (widened and dtype == bfloat16) or name != "input_grad" else dtype
         assert got.dtype == right_dtype
         eps = 2.0**-24 + (EPS[dtype] if name == "input_grad" else 0)

@@ -45,7 +45,7 @@ KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("910B", "910_93"),
     ),
     IDS: (("CrossEntropyLoss", "CrossEntropyLossGrad"), _NEWER),
-    DENSE: (("SoftmaxCrossEntropyWithLogits", "Softmax", "ReduceSum"), _ROWWISE),
+    DENSE: (("SoftmaxCrossEntropyWithLogits", "LogSoftmax", "ReduceSum"), _ROWWISE),
     TOP_K: (("Mm", "Topk", "LogSumExp"), _NEWER),
 }
 

@@ -36,6 +36,7 @@ FORWARD = (
 FUSED = tuple(name for name in (*BACKWARD, *FORWARD) if name.startswith("Fused"))
 #: Operators that compute losses of logits, the first two since CANN 8.5.
 LOSSES = ("CrossEntropyLoss", "CrossEntropyLossGrad", "SoftmaxCrossEntropyWithLogits")
+INDEXING = ("Gather", "ScatterAdd")
 SINCE_9_2 = ("CrossEntropySumExpAndIndexLogit",)
 #: Operators that the mathematics library has, if the libraries are split.
 MATHEMATICS = (
@@ -43,16 +44,17 @@ MATHEMATICS = (
     *("Mul", "Muls", "InplaceMul", "InplaceMuls", "Div", "Divs", "InplaceDiv", "InplaceDivs"),
     *("Exp", "InplaceExp", "Log", "InplaceLog", "Neg", "InplaceNeg", "Cast", "InplaceCopy"),
     *("InplaceZero", "InplaceFillScalar", "ReduceSum", "MaxDim", "LogSumExp", "Topk", "EqTensor", "InplaceTanh"),
+    "Maximum",
 )
 PRODUCTS = ("Mm", "Matmul", "BatchMatMul", "Addmm")
-_NN = (*BACKWARD, *FORWARD, *LOSSES, *SINCE_9_2, *PRODUCTS)
+_NN = (*BACKWARD, *FORWARD, *LOSSES, *INDEXING, *SINCE_9_2, *PRODUCTS)
 
 _STATE = ("state", "memory", "streams", "tensors", "systems", "numbers")
 _OPERATORS = (
     *("softmax", "scaled_masked_softmax", "linear_cross_entropy", "cross_entropy"),
-    *("elementwise", "reductions", "products", "top_k"),
+    *("elementwise", "reductions", "products", "top_k", "indexing"),
 )
-_TORCH_OPERATORS = ("indexing", "nll_loss")
+_TORCH_OPERATORS = ("nll_loss",)
 #: Libraries beyond the runtime with which torch_npu is linked. They are empty, as no function of them is used here.
 TORCH_LIBRARIES = ("libhccl.so", "libacl_op_compiler.so", "libge_runner.so", "libgraph.so", "libacl_tdt_channel.so")
 
@@ -75,7 +77,7 @@ VARIANTS = {
     "split": Variant(),
     "aggregate": Variant(_AGGREGATE),
     "train_infer": Variant(
-        {"libaclnn_ops_train.so": BACKWARD, "libaclnn_ops_infer.so": (*FORWARD, *PRODUCTS, *MATHEMATICS)}
+        {"libaclnn_ops_train.so": BACKWARD, "libaclnn_ops_infer.so": (*FORWARD, *INDEXING, *PRODUCTS, *MATHEMATICS)}
     ),
     # The first family of libraries cannot be loaded, but the second family can.
     "split_without_math": Variant({"libopapi_nn.so": _NN, **_AGGREGATE}),

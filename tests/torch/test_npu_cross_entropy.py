@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from npu_tensors import Waits, arguments_on_tensors, tensor, values
 
 import ascend_grad as ag
 import ascend_grad.torch as agt
+from ascend_grad.backends.ascend.tensor_queue import TensorQueue
 
 pytestmark = pytest.mark.usefixtures("torch_npu")
 
@@ -27,15 +30,61 @@ def test_random_problems(seed):
     check(as_arrays(result), in_float64(arguments), arguments["input"].dtype.type, widened=True)
 
 
-@pytest.mark.parametrize("is_dense", [False, True])
-def test_nothing_waits(is_dense, torch_npu, device, monkeypatch):
+KINDS = ("one target", "several targets", "all classes")
+
+
+def problem_of(kind: str) -> tuple[dict, tuple[str, ...]]:
+    """Return the arguments of a call, and all outputs that it has."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((8, 50, 4)).astype(np.float16)
-    target = rng.random(x.shape, np.float32) if is_dense else rng.integers(0, 50, (8, 4))
-    given = arguments_on_tensors({"input": x, "target": target, "class_weight": rng.random(50)})
+    arguments = {"input": x, "axis": 1, "target": rng.integers(0, 50, (8, 4)), "class_weight": rng.random(50)}
+    outputs = ("lse", "entropy", "predicted")
+    if kind == "all classes":
+        return arguments | {"target": rng.random(x.shape, np.float32)}, outputs
+    if kind == "one target":
+        return arguments, (*outputs, "log_prob", "correct")
+    several = {"target": rng.integers(0, 50, (8, 4, 3)), "target_prob": rng.random((8, 4, 3), np.float32)}
+    return arguments | several, (*outputs, "log_prob")
+
+
+EVERYTHING = {"softcap": 3.0, "temperature": 2.0, "label_smoothing": 0.1, "lse_square_scale": 0.1}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_waits(kind, torch_npu, device, monkeypatch):
+    arguments, outputs = problem_of(kind)
+    given = arguments_on_tensors(arguments | {"grad_entropy": np.ones((8, 4))})
     waits = Waits(torch_npu, device, monkeypatch)
-    ag.cross_entropy(**given, axis=1, label_smoothing=0.1, lse_square_scale=0.1, outputs=("lse",))
+    ag.cross_entropy(**given, **EVERYTHING, outputs=outputs)
     assert waits.counted() == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory(kind, monkeypatch):
+    """At most four matrices of float32 that the call has made exist at the same time."""
+    alive = most = 0
+    made = TensorQueue.empty
+
+    def empty(queue, shape, dtype):
+        nonlocal alive, most
+        result = made(queue, shape, dtype)
+        if result.size == 8 * 50 * 4 and dtype == np.float32:
+            alive += 1
+            most = max(most, alive)
+            weakref.finalize(result.tensor, dropped)
+        return result
+
+    def dropped():
+        nonlocal alive
+        alive -= 1
+
+    arguments, outputs = problem_of(kind)
+    given = arguments_on_tensors(arguments | {"grad_entropy": np.ones((8, 4))})
+    monkeypatch.setattr(TensorQueue, "empty", empty)
+    result = ag.cross_entropy(**given, **EVERYTHING, outputs=outputs)
+    assert result.input_grad.dtype == torch.float16
+    assert most <= 4
+    assert alive == 0
 
 
 @pytest.mark.parametrize("is_dense", [False, True])
@@ -54,6 +103,23 @@ def test_autograd(is_dense, dtype):
         gradients.append((loss.detach().cpu().float(), logits.grad.cpu().float()))
     for host, there in zip(*gradients):
         torch.testing.assert_close(there, host, rtol=2**-6 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_outputs(kind):
+    arguments, outputs = problem_of(kind)
+    gradients = []
+    for place in ("cpu", "npu"):
+        given = {name: tensor(value, place) for name, value in arguments.items() if name != "axis"}
+        given["weight"] = given.pop("class_weight").float()
+        logits = given.pop("input").float().requires_grad_()
+        results = agt.cross_entropy(logits, given.pop("target"), **given, **EVERYTHING, outputs=outputs)
+        kept = [name for name in outputs if name not in ("predicted", "correct")]
+        total = results.loss + sum(((i + 1) * getattr(results, name)).sum() for i, name in enumerate(kept))
+        total.backward()
+        gradients.append((total.detach().cpu().double(), logits.grad.cpu().double()))
+    for host, there in zip(*gradients):
+        torch.testing.assert_close(there, host, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
@@ -78,6 +144,17 @@ def test_targets_outside_of_the_classes_make_nan():
     assert np.isnan(values(loss)[1])
     assert np.isnan(values(grad)[1]).all()
     assert not np.isnan(values(grad)[[0, 2]]).any()
+
+
+def test_one_of_several_targets_outside_of_the_classes_makes_nan():
+    x = torch.zeros(3, 4, device="npu")
+    target = torch.tensor([[0, 1], [3, 9], [2, -100]], device="npu")
+    result = ag.cross_entropy(
+        x, target, target_prob=torch.ones(3, 2, device="npu"), reduction="none", outputs=("log_prob",)
+    )
+    assert np.isnan(values(result.loss)).tolist() == [False, True, False]
+    assert np.isnan(values(result.log_prob)).tolist() == [[False, False], [False, True], [False, False]]
+    assert np.isnan(values(result.input_grad)).any(1).tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("target", [np.array(0), np.array(1, np.float32)])

@@ -32,11 +32,10 @@ class SelectedRows:
         return self._queue.copied(there) if is_overwritten and there is array else there
 
     def put_from(self, rows: SelectedRows, array: DeviceArray) -> DeviceArray:
-        if self._index is rows._index or (
-            self._index is not None and rows._index is not None and np.array_equal(self._index, rows._index)
-        ):
+        index, among = self._index, rows._index
+        if index is None or index is among or (among is not None and np.array_equal(index, among)):
             return array
-        return self.put(rows.restored(array))
+        return self._queue.gathered(array, index if among is None else np.searchsorted(among, index))
 
     def put_mask(self, mask: Any, count: int) -> DeviceArray:
         if self._index is None:
@@ -50,7 +49,7 @@ class SelectedRows:
     def vector(self, array: DeviceArray | None) -> NDArray:
         if self._index is None:
             return self._queue.vector(array)
-        vector = np.zeros(self._count)
+        vector = np.zeros((self._count, *(() if array is None else array.shape[1:])))
         if array is not None:
             vector[self._index] = self._queue.values(array)
         return vector

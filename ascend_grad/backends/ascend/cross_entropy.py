@@ -1,59 +1,40 @@
-"""The loss of logits: the device's operators for one target or all probabilities of a row, and arithmetic around them.
+"""The loss of logits: the device's operators for the targets of a row, and arithmetic around them.
 
-The operators compute losses and gradients of rows, in float32. The weights of rows and classes, the divisor of a mean
-and upstream gradients are vectors of the queue. With the probabilities p of the logits z, the gradient of a row is
+The operators compute losses, log-probabilities and gradients of rows, in float32. The weights of rows and classes, the
+divisor of a mean and upstream gradients are vectors of the queue. With the probabilities p of the logits z and the
+entropy H, the gradient of a row is
 
-- with the target t: ``a (p - [v = t]) + b p + e_v``. The device's operator computes the first term, for ``a``.
-- with probabilities q of all classes: ``a (p - labels + (sum(labels) - 1) p) + b p``, where ``labels`` is q times the
-  class weights, with the smoothing. The device's operator computes ``p - labels``.
+- with one target t: ``a (p - [v = t]) + e_v``. The device's operator computes the first term, for ``a``.
+- with K targets: ``sum(a_k) p - sum(a_k [v = t_k]) + e_v``. The device adds up the second term by the targets' columns.
+- with probabilities q of all classes: ``a (p - labels + (sum(labels) - 1) p)``, where ``labels`` is q times the class
+  weights, with the smoothing. The device's operator computes ``p - labels``.
 
-Here ``a`` holds the upstream gradient of the loss and of the log-probability, ``b`` the gradients of the lse, of its
-square and of the smoothing, and ``e`` the rest of the smoothing. All are divided by the temperature, as z is.
+and for all of them ``p (b + h (log p + H))``. Here ``a`` holds the upstream gradients of the loss and of the
+log-probabilities, ``b`` those of the lse, of its square and of the smoothing, ``h`` minus that of the entropy, and
+``e`` the rest of the smoothing. All are multiplied by the derivative of z with respect to the logits.
+
+At most three matrices of float32 are alive at the same time, four with a softcap: whatever is dropped here serves the
+operators that follow.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ... import _aclnn, arrays
+from ... import arrays
 from ..._call import Call
+from . import matrices
 from .array import DeviceArray
+from .matrices import cast, column, number, product, row, row_sums
 from .queue import FLOAT32, Queue, Results, Rows
-from .tokens import Tokens, Weights
+from .tokens import SeveralTargets, Tokens, Weights
 
-#: Temperatures and factors of logits beyond these bounds count as the bounds.
-LIMIT = 2.0**60
-
-
-def cast(queue: Queue, array: DeviceArray, dtype: np.dtype) -> DeviceArray:
-    """Return the array, or a copy on the device in another dtype."""
-    if array.dtype == dtype:
-        return array
-    result = queue.empty(array.shape, dtype)
-    queue.launch("cast", array, _aclnn.DTYPES[dtype.name], result)
-    return result
-
-
-def product(queue: Queue, first: DeviceArray, second: DeviceArray) -> DeviceArray:
-    """Return the product of two arrays, of which one is broadcast to the other's shape."""
-    shape = tuple(np.broadcast_shapes(first.shape, second.shape))
-    result = queue.empty(shape, FLOAT32)
-    queue.launch("mul", first, second, result)
-    return result
-
-
-def column(queue: Queue, vector: Any) -> DeviceArray:
-    """Return a vector in float32 as a matrix of one column on the device."""
-    array = queue.put(queue.vector(vector), FLOAT32)
-    return queue.reshaped(array, (array.size, 1))
-
-
-def row(queue: Queue, vector: Any) -> DeviceArray:
-    """Return a vector in float32 as a matrix of one row on the device."""
-    array = queue.put(queue.vector(vector), FLOAT32)
-    return queue.reshaped(array, (1, array.size))
+#: A log-probability from which on down the probability is 0 in float32. Lower ones become this one where probabilities
+#: are multiplied by their logarithms.
+LEAST_LOG_PROB = -128.0
 
 
 class Logits:
@@ -69,256 +50,515 @@ class Logits:
         self.classes = shape[axis]
         self.rows = int(np.prod(self._moved_shape[:-1], dtype=np.int64))
 
+    @property
+    def _are_rows(self) -> bool:
+        """Return whether the classes are the last axis."""
+        return self._axes == tuple(range(len(self._axes)))
+
     def matrix(self, array: Any, dtype: np.dtype | None = None) -> DeviceArray:
         """Return an array of the shape of the logits as a matrix on the device. `dtype` is for arrays of the host."""
         there = self._queue.put(array, dtype)
-        if self._axes != tuple(range(len(self._axes))):
+        if not self._are_rows:
             there = self._queue.permuted(there, self._axes)
         return self._queue.reshaped(there, (self.rows, self.classes))
 
+    def put(self, array: Any, rows: Rows) -> DeviceArray:
+        """Return these rows of an array of the shape of the logits as a matrix on the device.
+
+        Of arrays of the host whose rows lie one after the other, no other rows are sent.
+        """
+        if isinstance(array, np.ndarray) and self._are_rows and array.flags.c_contiguous:
+            return rows.put(array.reshape(self.rows, self.classes))
+        return rows.put(self.matrix(array))
+
     def restored(self, matrix: DeviceArray) -> DeviceArray:
         """Return a matrix in the shape of the logits."""
-        if self._axes == tuple(range(len(self._axes))):
+        if self._are_rows:
             return self._queue.reshaped(matrix, self._shape)
         moved = self._queue.reshaped(matrix, self._moved_shape)
         return self._queue.permuted(moved, tuple(self._axes.index(each) for each in range(len(self._axes))))
 
 
-class _Loss:
-    """Hold the arguments of one call, and compute what does not depend on the kind of targets."""
+def _total(*vectors: Any) -> Any:
+    """Return the sum of the vectors that are given, None if there are none."""
+    given = [each for each in vectors if each is not None]
+    return sum(given[1:], given[0]) if given else None
+
+
+class _SoftmaxTerms(NamedTuple):
+    """The coefficients of ``p (b + h (log p + H))``: vectors of the rows, or None."""
+
+    b: Any
+    h: Any
+    entropy: Any
+
+    @property
+    def are_zero(self) -> bool:
+        """Return whether there are no such terms."""
+        return self.b is None and self.h is None
+
+    def gradient(self, queue: Queue, used: Rows, log_prob: DeviceArray) -> DeviceArray:
+        """Return the terms of some rows. The log-probabilities are overwritten."""
+        p = matrices.exponentials(queue, log_prob)
+        if self.h is None:
+            queue.launch("inplace_mul", p, column(queue, used.of(self.b)))
+            return p
+        queue.launch("inplace_add", log_prob, column(queue, used.of(self.entropy)))
+        queue.launch("inplace_mul", log_prob, column(queue, used.of(self.h)))
+        if self.b is not None:
+            queue.launch("inplace_add", log_prob, column(queue, used.of(self.b)))
+        queue.launch("inplace_mul", p, log_prob)
+        return p
+
+
+class _Loss(ABC):
+    """One call. The matrices of its rows are dropped as soon as nothing that follows needs them.
+
+    Attributes
+    ----------
+    counted : vector of bool
+        Which rows are not ignored.
+    rows : Rows
+        The rows that the device computes.
+    weights : Weights
+        Factors of the rows, without those of classes.
+    """
+
+    counted: Any
+    rows: Rows
+    weights: Weights
 
     def __init__(self, queue: Queue, call: Call):
         self.queue, self.call, self.a = queue, call, call.arguments
         self.logits = Logits(queue, call)
-        self.dtype = arrays.native(call.arrays[0].dtype)
-        self.smoothing = self.a["label_smoothing"] / self.logits.classes
-        self.factor = self._factor()
+        a = self.a
+        self._scale = matrices.limited_scale(a["logit_scale"])
+        self._temperature = matrices.limited(queue, a["temperature"])
+        self._softcap = None if a["softcap"] is None else matrices.limited(queue, a["softcap"])
+        self.smoothing = a["label_smoothing"] / self.logits.classes
+        self.class_weight = None if a["class_weight"] is None else queue.vector(a["class_weight"])
+        self._log_prob: DeviceArray | None = None
+        self._tanh: DeviceArray | None = None  # of a softcap, for the gradient
+        self._lse: DeviceArray | None = None
+        self._keys: DeviceArray | None = None
+        self._entropy: DeviceArray | None = None
 
-    def _factor(self) -> Any:
-        """Return the factor of the logits of each row, or a number for all rows; None stands for 1."""
-        scale, temperature = self.a["logit_scale"], self.a["temperature"]
-        scale = min(max(scale, -LIMIT), LIMIT)
-        if isinstance(temperature, float):
-            factor = scale / min(max(temperature, 1 / LIMIT), LIMIT)
-            return None if factor == 1 else factor
-        vector = self.queue.vector(temperature).reshape(-1)
-        return scale / self.queue.xp.clip(vector, 1 / LIMIT, LIMIT)
+    # ---- what differs between targets
 
-    def scaled(self, matrix: DeviceArray, rows: Rows) -> DeviceArray:
-        """Return the logits z of some rows in float32."""
-        matrix = cast(self.queue, matrix, FLOAT32)
-        if self.factor is None:
-            return matrix
-        if isinstance(self.factor, float):
-            return product(self.queue, matrix, self.queue.put(self.queue.vector(self.factor), FLOAT32))
-        return product(self.queue, matrix, column(self.queue, rows.of(self.factor)))
+    @abstractmethod
+    def of_logits(self, z: DeviceArray) -> DeviceArray | None:
+        """Launch the operators that need the logits, and return the log-probabilities of all classes if needed."""
 
-    def times_factor(self, vector: Any) -> Any:
-        """Multiply gradients with respect to the logits z by the factors of the rows."""
-        return vector if self.factor is None else vector * self.factor
+    @abstractmethod
+    def loss(self) -> Any:
+        """Return the loss without the squared lse, reduced."""
 
-    @property
-    def needs_lse(self) -> bool:
-        return self.a["lse_square_scale"] != 0 or "lse" in self.a["outputs"]
+    @abstractmethod
+    def log_prob(self) -> Any:
+        """Return the log-probabilities of the targets."""
 
-    def log_sum_exp(self, z: DeviceArray) -> DeviceArray:
-        """Return the lse of each row of a matrix as a vector on the device."""
-        result = self.queue.empty((z.shape[0], 1), FLOAT32)
-        self.queue.launch("log_sum_exp", z, result)
-        return self.queue.reshaped(result, (z.shape[0],))
+    @abstractmethod
+    def coefficients(self) -> tuple[Any, Any, Any]:
+        """Return the coefficients of the targets, and ``b`` and ``e`` of the loss, as the module names them."""
 
-    def square_terms(self, lse: Any, weights: Weights) -> tuple[Any, Any]:
-        """Return the terms of the squared lse of the rows, and their gradients with respect to the lse."""
-        scale = self.a["lse_square_scale"]
-        slope = weights.upstream(weights.divided_upstream())
-        xp = self.queue.xp
-        gradient = xp.where(slope == 0, 0, 2 * scale * lse * slope)
-        return weights.weighted(scale * lse * lse), gradient
+    @abstractmethod
+    def gradient(self, used: Rows, of_targets: Any, log_prob: DeviceArray, terms: _SoftmaxTerms) -> DeviceArray:
+        """Return the gradient of some rows with respect to z, without ``e``."""
 
-    def gradient(self, of_rows: DeviceArray, rows: Rows) -> DeviceArray:
-        """Return the gradient in the dtype and shape of the result, from that of some rows."""
-        out, input = self.call.outs[1], self.call.arrays[0]
-        if out is None or out.dtype == input.dtype:  # else the caller rounds it, once
-            of_rows = cast(self.queue, of_rows, self.dtype)
-        return self.logits.restored(rows.restored(of_rows))
+    # ---- from the logits to the results
 
-    def no_gradient(self, rows: Rows) -> DeviceArray:
-        """Return a gradient of zeros in the shape of the logits."""
-        shape = self.logits.rows, self.logits.classes
-        return self.logits.restored(rows.cleared(self.queue.empty(shape, self.dtype)))
-
-    def results(self, found: dict[str, Any]) -> Results:
+    def results(self) -> Results:
         """Return the results in the order and the shapes of the call's results."""
+        a, queue, xp = self.a, self.queue, self.queue.xp
+        if not self.rows.is_empty:
+            self._log_prob = self._computed()
+            if self._needs_entropy and self._log_prob is not None:
+                self._log_prob, self._entropy = self._with_entropy(self._log_prob)
+        found: dict[str, Any] = {"loss": self.loss()}
+        b = None
+        if self._needs_lse:
+            found["lse"] = self.without_ignored(self.rows.vector(self._lse))
+        if a["lse_square_scale"]:
+            squares, b = self._square_terms(found["lse"])
+            found["loss"] = queue.vector(found["loss"] + self.weights.reduced(squares))
+        if "log_prob" in a["outputs"]:
+            found["log_prob"] = self.log_prob()
+        if self._needs_entropy:
+            found["entropy"] = self.without_ignored(-self.rows.vector(self._entropy))
+        if self._needs_predicted:
+            key = self.rows.vector(self._keys)
+            predicted = xp.where(key > 0, self.logits.classes - key, 0)  # no key is of a row that has a NaN
+            found["predicted"] = queue.vector(xp.where(self.counted, predicted, -1), xp.int64)
+        if "correct" in a["outputs"]:
+            is_correct = self.counted & (found["predicted"] == queue.vector(a["target"], xp.int64).reshape(-1))
+            found["correct"] = queue.vector(is_correct.sum(), xp.int64)
+        if a["return_grad"]:
+            found["input_grad"] = self._input_grad(b, found.get("entropy"))
         return tuple(
             None if spec is None else found[name] if name == "input_grad" else found[name].reshape(spec.shape)
             for name, spec in zip(self.call.operator.results, self.call.specs)
         )
 
+    def without_ignored(self, numbers: Any) -> Any:
+        """Return numbers of the rows, 0 for ignored rows."""
+        return self.queue.xp.where(self.counted, numbers, 0)
 
-def _of_one_target(loss: _Loss) -> Results:
-    queue, a, xp, logits = loss.queue, loss.a, loss.queue.xp, loss.logits
-    tokens = Tokens(queue, loss.call, logits.classes)
-    of_rows = Weights(queue, loss.call, tokens.counted, tokens.row_weights())
-    if a["lse_square_scale"]:
-        tokens.share_zeros(of_rows)
-    rows = queue.compact(tokens.counted)
-    class_weight = a["class_weight"]
-    smoothed = loss.smoothing != 0
-    losses = nll = lse = log_prob = target = None
-    if not rows.is_empty:
-        z = loss.scaled(rows.put(logits.matrix(a["input"])), rows)
-        target = rows.put(tokens.places)
+    @property
+    def _needs_lse(self) -> bool:
+        return self.a["lse_square_scale"] != 0 or "lse" in self.a["outputs"]
+
+    @property
+    def _needs_entropy(self) -> bool:
+        return "entropy" in self.a["outputs"] or self.a["grad_entropy"] is not None
+
+    @property
+    def _needs_predicted(self) -> bool:
+        return "predicted" in self.a["outputs"] or "correct" in self.a["outputs"]
+
+    @property
+    def needs_log_prob(self) -> bool:
+        """Return whether the log-probabilities of all classes are needed."""
+        return self.a["return_grad"] or self._needs_entropy
+
+    def _computed(self) -> DeviceArray | None:
+        """Compute what needs the logits, and return the log-probabilities."""
+        queue = self.queue
+        z = self._scaled(self.logits.put(self.a["input"], self.rows))
+        if self._needs_lse:
+            self._lse = matrices.log_sum_exp(queue, z)
+        if self._needs_predicted:
+            largest, _ = matrices.top_k(queue, z, 1)
+            keys, _ = matrices.top_k(queue, matrices.keys(queue, z, largest), 1)
+            self._keys = queue.reshaped(keys, (z.shape[0],))
+        return self.of_logits(z)
+
+    def _scaled(self, matrix: DeviceArray) -> DeviceArray:
+        """Return the logits z of a matrix of logits."""
+        queue = self.queue
+        matrix = cast(queue, matrix, FLOAT32)
+        if self._softcap is None:
+            slope = self._slope
+            return matrix if slope is None else self._times(matrix, slope)
+        bounded = self._times(matrix, self._scale / self._softcap)
+        del matrix
+        queue.launch("inplace_tanh", bounded)
+        if self.a["return_grad"]:
+            self._tanh = bounded
+        return self._times(bounded, self._softcap / self._temperature)
+
+    def _times(self, matrix: DeviceArray, factor: Any) -> DeviceArray:
+        """Return a matrix of the call's rows times a number, or times the numbers of its rows."""
+        queue = self.queue
+        factors = number(queue, factor) if isinstance(factor, float) else column(queue, self.rows.of(factor))
+        return product(queue, matrix, factors)
+
+    @property
+    def _slope(self) -> Any:
+        """Return the derivative of z with respect to the logits, without the softcap; None stands for 1."""
+        slope = self._scale / self._temperature
+        return None if isinstance(slope, float) and slope == 1 else slope
+
+    def _with_entropy(self, log_prob: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
+        """Return the log-probabilities without infinite ones, and minus the entropy of each row."""
+        queue = self.queue
+        finite = queue.empty(log_prob.shape, FLOAT32)
+        queue.launch("maximum", log_prob, number(queue, LEAST_LOG_PROB), finite)
+        self._log_prob = None
+        del log_prob
+        terms = matrices.exponentials(queue, finite)
+        queue.launch("inplace_mul", terms, finite)
+        return finite, row_sums(queue, terms)
+
+    def _square_terms(self, lse: Any) -> tuple[Any, Any]:
+        """Return the terms of the squared lse of the rows, and their gradients with respect to the lse."""
+        scale, xp = self.a["lse_square_scale"], self.queue.xp
+        slope = self.weights.upstream(self.weights.divided_upstream())
+        gradient = xp.where(slope == 0, 0, 2 * scale * lse * slope)
+        return self.weights.weighted(scale * lse * lse), gradient
+
+    # ---- gradients
+
+    def _input_grad(self, b: Any, entropy: Any) -> DeviceArray:
+        """Return the gradient in the dtype and shape of the result; ``b`` is that of the squared lse."""
+        queue = self.queue
+        of_targets, b_of_loss, e = self.coefficients()
+        b, h = _total(b, b_of_loss, self._upstream_of("lse")), self._upstream_of("entropy")
+        of_targets = self._chained(of_targets)
+        b, h, e = (None if each is None else self._chained(self.without_ignored(each)) for each in (b, h, e))
+        present = of_targets != 0 if of_targets.ndim == 1 else (of_targets != 0).any(1)
+        for each in (b, h, e):
+            present = present if each is None else present | (each != 0)
+        used = queue.select(present, self.logits.rows)
+        log_prob, self._log_prob = self._log_prob, None
+        if used.is_empty or log_prob is None:
+            shape = self.logits.rows, self.logits.classes
+            return self.logits.restored(used.cleared(queue.empty(shape, self._dtype)))
+        log_prob = used.put_from(self.rows, log_prob)
+        terms = _SoftmaxTerms(b, None if h is None else -h, entropy)
+        return self._finished(used, self.gradient(used, of_targets, log_prob, terms), e)
+
+    def _upstream_of(self, output: str) -> Any:
+        """Return the upstream gradient of an output that has one number for each row, None if there is none."""
+        grad = self.a[f"grad_{output}"]
+        return None if grad is None else self.queue.vector(grad).reshape(-1)
+
+    def _chained(self, numbers: Any) -> Any:
+        """Multiply gradients with respect to z by the derivative of z, without the softcap."""
+        slope = self._slope
+        if slope is None:
+            return numbers
+        return numbers * (slope if isinstance(slope, float) or numbers.ndim == 1 else slope[:, None])
+
+    def _finished(self, used: Rows, result: DeviceArray, e: Any) -> DeviceArray:
+        """Return the gradient in the dtype and shape of the result, from that of some rows without ``e``."""
+        queue = self.queue
+        if e is not None:
+            shares = column(queue, used.of(e))
+            if self.class_weight is not None:
+                shares = product(queue, shares, row(queue, self.class_weight))
+            queue.launch("inplace_add", result, shares)
+            del shares
+        tanh, self._tanh = self._tanh, None
+        if tanh is not None:
+            tanh = used.put_from(self.rows, tanh)
+            slope = product(queue, tanh, tanh)  # 1 - tanh**2
+            queue.launch("inplace_mul", slope, number(queue, -1.0))
+            queue.launch("inplace_add", slope, number(queue, 1.0))
+            queue.launch("inplace_mul", result, slope)
+            del tanh, slope
+        out = self.call.outs[1]
+        if out is None or out.dtype == self.call.arrays[0].dtype:  # else the caller rounds it, once
+            result = cast(queue, result, self._dtype)
+        return self.logits.restored(used.restored(result))
+
+    @property
+    def _dtype(self) -> np.dtype:
+        return arrays.native(self.call.arrays[0].dtype)
+
+    def smoothing_terms(self, upstream: Any) -> tuple[Any, Any]:
+        """Return ``b`` and ``e`` of the smoothing, for upstream gradients of the rows; None without smoothing."""
+        if not self.smoothing:
+            return None, None
+        e = -self.smoothing * upstream
+        of_classes = float(self.logits.classes) if self.class_weight is None else self.class_weight.sum()
+        return self.queue.xp.where(e == 0, 0, -e * of_classes), e
+
+
+class _OneTarget(_Loss):
+    def __init__(self, queue: Queue, call: Call):
+        super().__init__(queue, call)
+        self._tokens = Tokens(queue, call, self.logits.classes)
+        self.counted = self._tokens.counted
+        self.weights = Weights(queue, call, self.counted, self._tokens.row_weights())
+        if self.a["lse_square_scale"]:
+            self._tokens.share_zeros(self.weights)
+        self.rows = queue.compact(self.counted)
+        self._target: DeviceArray | None = None
+        self._nll: DeviceArray | None = None
+        self._smoothed: DeviceArray | None = None  # losses with the smoothing
+
+    def of_logits(self, z: DeviceArray) -> DeviceArray | None:
+        queue, a = self.queue, self.a
+        self._target = self.rows.put(self._tokens.places)
         count = z.shape[0]
-        log_prob = queue.empty((count, logits.classes), FLOAT32)
+        log_prob = queue.empty(z.shape, FLOAT32)
 
         def launched(smoothing: float, factors: Any) -> DeviceArray:
             result, unused, unused_too = (queue.empty((count,), FLOAT32) for _ in range(3))
-            queue.launch("cross_entropy_loss", z, target, factors, smoothing, result, log_prob, unused, unused_too)
+            arguments = z, self._target, factors, smoothing, result, log_prob, unused, unused_too
+            queue.launch("cross_entropy_loss", *arguments)
             return result
 
-        if smoothed:
-            factors = None if class_weight is None else queue.put(queue.vector(class_weight), FLOAT32)
-            losses = launched(a["label_smoothing"], factors)
-        if not smoothed or "log_prob" in a["outputs"]:
-            nll = launched(0.0, None)
-        if loss.needs_lse:
-            lse = loss.log_sum_exp(z)
-    found: dict[str, Any] = {}
-    total = of_rows.weighted(rows.vector(losses)) if smoothed else tokens.weighted(rows.vector(nll))
-    found["loss"] = tokens.reduced(tokens.of_targets(total))
-    if "log_prob" in a["outputs"]:
-        found["log_prob"] = tokens.of_targets(-rows.vector(nll))
-    b = None
-    if loss.needs_lse:
-        lse = found["lse"] = tokens.without_ignored(rows.vector(lse))
-    if a["lse_square_scale"]:
-        squares, b = loss.square_terms(lse, of_rows)
-        found["loss"] = queue.vector(found["loss"] + of_rows.reduced(tokens.of_targets(squares)))
-    if not a["return_grad"]:
-        return loss.results(found)
+        if self.smoothing:
+            factors = None if self.class_weight is None else queue.put(self.class_weight, FLOAT32)
+            self._smoothed = launched(a["label_smoothing"], factors)
+        if not self.smoothing or "log_prob" in a["outputs"]:
+            self._nll = launched(0.0, None)
+        return log_prob if self.needs_log_prob else None
 
-    divided = tokens.divided_upstream()
-    grad = tokens.upstream(divided) * (1 - a["label_smoothing"])
-    if a["grad_log_prob"] is not None:
-        grad = grad - queue.vector(a["grad_log_prob"]).reshape(-1)
-    grad = loss.times_factor(tokens.of_targets(grad))
-    e = None
-    if a["grad_lse"] is not None:
-        grad_lse = queue.vector(a["grad_lse"]).reshape(-1)
-        b = grad_lse if b is None else b + grad_lse
-    if smoothed:
-        e = -loss.smoothing * of_rows.upstream(divided)
-        of_classes = float(logits.classes) if class_weight is None else queue.vector(class_weight).sum()
-        smoothed_p = xp.where(e == 0, 0, -e * of_classes)
-        b = smoothed_p if b is None else b + smoothed_p
-        e = loss.times_factor(tokens.without_ignored(e))
-    present = grad != 0
-    if b is not None:
-        b = loss.times_factor(tokens.without_ignored(b))
-        present = present | (b != 0)
-    if e is not None:
-        present = present | (e != 0)
-    used = queue.select(present, logits.rows)
-    if used.is_empty or log_prob is None or target is None:
-        found["input_grad"] = loss.no_gradient(used)
-        return loss.results(found)
-    log_prob = used.put_from(rows, log_prob)
-    result = queue.empty(log_prob.shape, FLOAT32)
-    grads = used.put(queue.vector(grad, xp.float32), 0)
-    queue.launch("cross_entropy_loss_grad", grads, log_prob, used.put_from(rows, target), result)
-    if b is not None:
-        p = queue.empty(log_prob.shape, FLOAT32)
-        queue.launch("exp", log_prob, p)
-        queue.launch("inplace_add", result, product(queue, p, column(queue, used.of(b))))
-    if e is not None:
-        shares = column(queue, used.of(e))
-        queue.launch(
-            "inplace_add", result, shares if class_weight is None else product(queue, shares, row(queue, class_weight))
-        )
-    found["input_grad"] = loss.gradient(result, used)
-    return loss.results(found)
+    def loss(self) -> Any:
+        if self.smoothing:
+            total = self.weights.weighted(self.rows.vector(self._smoothed))
+        else:
+            total = self._tokens.weighted(self.rows.vector(self._nll))
+        return self._tokens.reduced(self._tokens.of_targets(total))
+
+    def log_prob(self) -> Any:
+        return self._tokens.of_targets(-self.rows.vector(self._nll))
+
+    def coefficients(self) -> tuple[Any, Any, Any]:
+        tokens, grad_log_prob = self._tokens, self.a["grad_log_prob"]
+        divided = tokens.divided_upstream()
+        grad = tokens.upstream(divided) * (1 - self.a["label_smoothing"])
+        if grad_log_prob is not None:
+            grad = grad - self.queue.vector(grad_log_prob).reshape(-1)
+        return tokens.of_targets(grad), *self.smoothing_terms(self.weights.upstream(divided))
+
+    def gradient(self, used: Rows, of_targets: Any, log_prob: DeviceArray, terms: _SoftmaxTerms) -> DeviceArray:
+        queue, target = self.queue, self._target
+        assert target is not None, "there are rows"
+        result = queue.empty(log_prob.shape, FLOAT32)
+        grads = used.put(queue.vector(of_targets, queue.xp.float32), 0)
+        queue.launch("cross_entropy_loss_grad", grads, log_prob, used.put_from(self.rows, target), result)
+        if not terms.are_zero:
+            queue.launch("inplace_add", result, terms.gradient(queue, used, log_prob))
+        return result
 
 
-def _of_all_classes(loss: _Loss) -> Results:
-    queue, a, xp, logits = loss.queue, loss.a, loss.queue.xp, loss.logits
-    given = a["token_weight"]
-    everywhere = xp.broadcast_to(queue.vector(1.0), (logits.rows,))
-    weights = Weights(queue, loss.call, everywhere, None if given is None else queue.vector(given).reshape(-1))
-    rows = queue.compact(everywhere == 1)
-    z = loss.scaled(logits.matrix(a["input"]), rows)
-    labels = _labels(loss)
-    losses, difference = queue.empty((logits.rows,), FLOAT32), queue.empty(z.shape, FLOAT32)
-    queue.launch("softmax_cross_entropy_with_logits", z, labels, losses, difference)
-    found: dict[str, Any] = {"loss": weights.reduced(weights.weighted(rows.vector(losses)))}
-    b = None
-    if loss.needs_lse:
-        found["lse"] = rows.vector(loss.log_sum_exp(z))
-    if a["lse_square_scale"]:
-        squares, b = loss.square_terms(found["lse"], weights)
-        found["loss"] = queue.vector(found["loss"] + weights.reduced(squares))
-    if not a["return_grad"]:
-        return loss.results(found)
+class _SeveralTargets(_Loss):
+    def __init__(self, queue: Queue, call: Call):
+        super().__init__(queue, call)
+        self.weights = self._targets = SeveralTargets(queue, call, self.logits.classes)
+        self.counted = self._targets.counted
+        self._factors = self._targets.factors * (1 - self.a["label_smoothing"])
+        self.rows = queue.compact(self.counted)
+        self._places: DeviceArray | None = None
+        self._taken: DeviceArray | None = None  # log-probabilities of the targets
+        self._weighted_sum: DeviceArray | None = None  # of log-probabilities times class weights
 
-    grad = loss.times_factor(xp.broadcast_to(weights.upstream(weights.divided_upstream()), (logits.rows,)))
-    present = grad != 0
-    if a["grad_lse"] is not None:
-        grad_lse = queue.vector(a["grad_lse"]).reshape(-1)
-        b = grad_lse if b is None else b + grad_lse
-    if b is not None:
-        b = loss.times_factor(b)
-        present = present | (b != 0)
-    used = queue.select(present, logits.rows)
-    if used.is_empty:
-        found["input_grad"] = loss.no_gradient(used)
-        return loss.results(found)
-    p = queue.empty(z.shape, FLOAT32)
-    queue.launch("softmax", z, 1, p)
-    excess = queue.empty((logits.rows, 1), FLOAT32)  # sum(labels) - 1
-    queue.launch("row_sums", labels, excess)
-    queue.launch("inplace_add", excess, queue.put(queue.vector(-1.0), FLOAT32))
-    queue.launch("inplace_add", difference, product(queue, p, excess))
-    result = product(queue, used.put_from(rows, difference), column(queue, used.of(grad)))
-    if b is not None:
-        queue.launch("inplace_add", result, product(queue, used.put_from(rows, p), column(queue, used.of(b))))
-    found["input_grad"] = loss.gradient(result, used)
-    return loss.results(found)
+    def of_logits(self, z: DeviceArray) -> DeviceArray | None:
+        queue = self.queue
+        log_prob = queue.empty(z.shape, FLOAT32)
+        queue.launch("log_softmax", z, 1, log_prob)
+        self._places = self.rows.put(self._targets.places)
+        self._taken = queue.empty(self._places.shape, FLOAT32)
+        queue.launch("gather", log_prob, self._places, self._taken)
+        if self.smoothing:
+            terms = log_prob if self.class_weight is None else product(queue, log_prob, row(queue, self.class_weight))
+            self._weighted_sum = row_sums(queue, terms)
+        return log_prob if self.needs_log_prob else None
+
+    def _negative_log_prob(self) -> Any:
+        xp = self.queue.xp
+        return xp.zeros_like(self._factors) if self._taken is None else -self.rows.vector(self._taken)
+
+    def loss(self) -> Any:
+        xp, factors = self.queue.xp, self._factors
+        losses = xp.where(factors == 0, 0, factors * self._negative_log_prob())
+        losses = self._targets.of_targets(losses).sum(1)
+        if self.smoothing:
+            losses = losses - self.smoothing * self.rows.vector(self._weighted_sum)
+        return self.weights.reduced(self.weights.weighted(self.without_ignored(losses)))
+
+    def log_prob(self) -> Any:
+        return self._targets.of_targets(-self._negative_log_prob())
+
+    def coefficients(self) -> tuple[Any, Any, Any]:
+        queue, xp, grad_log_prob = self.queue, self.queue.xp, self.a["grad_log_prob"]
+        upstream = self.weights.upstream(self.weights.divided_upstream())
+        upstream = xp.broadcast_to(upstream, (self.logits.rows,))
+        grad = xp.where(upstream[:, None] == 0, 0, upstream[:, None] * self._factors)
+        if grad_log_prob is not None:
+            grad = grad - queue.vector(grad_log_prob).reshape(grad.shape)
+        grad = self._targets.of_targets(grad)
+        b, e = self.smoothing_terms(upstream)
+        return grad, _total(b, grad.sum(1)), e
+
+    def gradient(self, used: Rows, of_targets: Any, log_prob: DeviceArray, terms: _SoftmaxTerms) -> DeviceArray:
+        queue, places = self.queue, self._places
+        assert places is not None, "there are rows"
+        result = terms.gradient(queue, used, log_prob)
+        grads = used.put(queue.vector(-of_targets, queue.xp.float32), 0)
+        queue.launch("inplace_scatter_add", result, used.put_from(self.rows, places), grads)
+        return result
 
 
-def _labels(loss: _Loss) -> DeviceArray:
-    """Return the probabilities of all classes times their weights, with the smoothing, in float32."""
-    queue, a = loss.queue, loss.a
-    labels = cast(queue, loss.logits.matrix(a["target"], FLOAT32), FLOAT32)
-    if a["class_weight"] is not None:
-        labels = product(queue, labels, row(queue, a["class_weight"]))
-    if loss.smoothing:
-        labels = product(queue, labels, queue.put(queue.vector(1 - a["label_smoothing"]), FLOAT32))
-        share = queue.vector(loss.smoothing)
-        if a["class_weight"] is not None:
-            share = share * queue.vector(a["class_weight"])
-        queue.launch("inplace_add", labels, row(queue, share))
-    return labels
+class _AllClasses(_Loss):
+    def __init__(self, queue: Queue, call: Call):
+        super().__init__(queue, call)
+        given, everywhere = self.a["token_weight"], queue.xp.broadcast_to(queue.vector(1.0), (self.logits.rows,))
+        self.weights = Weights(queue, call, everywhere, None if given is None else queue.vector(given).reshape(-1))
+        self.counted = everywhere == 1
+        self.rows = queue.compact(self.counted)
+        self._losses: DeviceArray | None = None
+        self._difference: DeviceArray | None = None  # of probabilities and labels
+        self._sums: DeviceArray | None = None  # of the labels
+
+    def of_logits(self, z: DeviceArray) -> DeviceArray | None:
+        queue, labels = self.queue, self._labels()
+        self._losses, difference = queue.empty((self.logits.rows,), FLOAT32), queue.empty(z.shape, FLOAT32)
+        queue.launch("softmax_cross_entropy_with_logits", z, labels, self._losses, difference)
+        if self.a["return_grad"]:
+            self._difference, self._sums = difference, row_sums(queue, labels)
+        del labels, difference
+        if not self.needs_log_prob:
+            return None
+        log_prob = queue.empty(z.shape, FLOAT32)
+        queue.launch("log_softmax", z, 1, log_prob)
+        return log_prob
+
+    def _labels(self) -> DeviceArray:
+        """Return the probabilities of all classes times their weights, with the smoothing, in float32."""
+        queue, a = self.queue, self.a
+        labels = cast(queue, self.logits.matrix(a["target"], FLOAT32), FLOAT32)
+        if self.class_weight is not None:
+            labels = product(queue, labels, row(queue, self.class_weight))
+        if self.smoothing:
+            labels = product(queue, labels, number(queue, 1 - a["label_smoothing"]))
+            share = queue.vector(self.smoothing)
+            share = share if self.class_weight is None else share * self.class_weight
+            queue.launch("inplace_add", labels, row(queue, share))
+        return labels
+
+    def loss(self) -> Any:
+        return self.weights.reduced(self.weights.weighted(self.rows.vector(self._losses)))
+
+    def log_prob(self) -> Any:
+        raise AssertionError("probabilities of all classes have no targets")
+
+    def coefficients(self) -> tuple[Any, Any, Any]:
+        xp = self.queue.xp
+        grad = self.weights.upstream(self.weights.divided_upstream())
+        grad = xp.broadcast_to(grad, (self.logits.rows,))
+        return grad, xp.where(grad == 0, 0, grad * (self.rows.vector(self._sums) - 1)), None
+
+    def gradient(self, used: Rows, of_targets: Any, log_prob: DeviceArray, terms: _SoftmaxTerms) -> DeviceArray:
+        queue, difference = self.queue, self._difference
+        assert difference is not None, "there are rows"
+        self._difference = None
+        difference = used.put_from(self.rows, difference)
+        queue.launch("inplace_mul", difference, column(queue, used.of(of_targets)))
+        queue.launch("inplace_add", difference, terms.gradient(queue, used, log_prob))
+        return difference
 
 
 def cross_entropy(queue: Queue, call: Call) -> Results:
     """Compute the loss and its gradient."""
-    loss = _Loss(queue, call)
-    return _of_one_target(loss) if call.arguments["target"].dtype.kind in "iu" else _of_all_classes(loss)
+    a = call.arguments
+    if a["target"].dtype.kind not in "iu":
+        return _AllClasses(queue, call).results()
+    return (_OneTarget if a["target_prob"] is None else _SeveralTargets)(queue, call).results()
 
 
 def needed(call: Call) -> tuple[str, ...]:
     """Return the names of the device's operators that a call may be made of."""
     a = call.arguments
-    names = ["aclnnCast", "aclnnInplaceCopy", "aclnnMul", "aclnnInplaceAdd"]
-    if a["target"].dtype.kind in "iu":
-        names.append("aclnnCrossEntropyLoss")
-        if a["return_grad"]:
-            names.append("aclnnCrossEntropyLossGrad")
-            if a["label_smoothing"] or a["lse_square_scale"] or a["grad_lse"] is not None:
-                names.append("aclnnExp")
+    is_dense, has_gradient = a["target"].dtype.kind not in "iu", a["return_grad"]
+    is_single = not is_dense and a["target_prob"] is None
+    has_entropy = "entropy" in a["outputs"] or a["grad_entropy"] is not None
+    names = {"Cast", "InplaceCopy", "Mul", "InplaceAdd"}
+    if is_dense:
+        names |= {"SoftmaxCrossEntropyWithLogits"}
+        if has_gradient or has_entropy:
+            names |= {"LogSoftmax"}
+        if has_gradient:
+            names |= {"ReduceSum"}
+    elif is_single:
+        names |= {"CrossEntropyLoss", "CrossEntropyLossGrad"} if has_gradient else {"CrossEntropyLoss"}
     else:
-        names.append("aclnnSoftmaxCrossEntropyWithLogits")
-        if a["return_grad"]:
-            names += ["aclnnSoftmax", "aclnnReduceSum"]
+        names |= {"LogSoftmax", "Gather", "ScatterAdd"} if has_gradient else {"LogSoftmax", "Gather"}
+        if a["label_smoothing"]:
+            names |= {"ReduceSum"}
     if a["lse_square_scale"] or "lse" in a["outputs"]:
-        names.append("aclnnLogSumExp")
-    return tuple(names)
+        names |= {"LogSumExp"}
+    if has_entropy:
+        names |= {"Maximum", "Exp", "InplaceMul", "ReduceSum"}
+    if has_gradient and not (
+        is_single and not a["label_smoothing"] and not a["lse_square_scale"] and a["grad_lse"] is None
+    ):
+        names |= {"Exp", "InplaceMul"}
+    if a["softcap"] is not None:
+        names |= {"InplaceTanh", "InplaceMul"} if has_gradient else {"InplaceTanh"}
+    if "predicted" in a["outputs"] or "correct" in a["outputs"]:
+        names |= {"Topk", "EqTensor", "InplaceMul"}
+    return tuple(f"aclnn{name}" for name in sorted(names))

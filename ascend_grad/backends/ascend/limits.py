@@ -21,7 +21,7 @@ from ...errors import (
 )
 from ...operators.options import OPTIONS, OUTPUT_GRADIENTS, OUTPUTS, given_options
 from ..base import Unsupported
-from . import cross_entropy, determinism, top_k
+from . import cross_entropy, determinism, matrices, top_k
 from .quirks import is_empty
 from .runtime import State
 
@@ -159,13 +159,21 @@ def loss_options(call: Call, soc: str) -> Unsupported | None:
     return _unsupported(call, ParamInvalidError, reason)
 
 
-def one_target_on(*families: str) -> Limit:
-    """Make the limit to systems that have the loss of one target a row (361001), for calls of that loss alone."""
+def of_ids(limit: Limit) -> Limit:
+    """Make the limit for targets that are ids."""
+    return lambda call, soc: None if is_dense(call) else limit(call, soc)
 
-    def limit(call: Call, soc: str) -> Unsupported | None:
-        return None if is_dense(call) else only_on(*families)(call, soc)
 
-    return limit
+def of_several_ids(limit: Limit) -> Limit:
+    """Make the limit for rows with several targets."""
+    return lambda call, soc: None if call.arguments["target_prob"] is None else limit(call, soc)
+
+
+def compared_classes(call: Call, soc: str) -> tuple[int, int]:
+    """Return the number of classes among which the device finds the first largest one, and the largest such number."""
+    a, shape = call.arguments, call.arrays[0].shape
+    is_asked = "predicted" in a["outputs"] or "correct" in a["outputs"]
+    return shape[a["axis"]] if is_asked and shape else 0, matrices.MAX_COLUMNS
 
 
 #: Rows of the weight from which on the vendor documents the fused gradient.
@@ -235,8 +243,10 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
     ),
     "cross_entropy": (
         EVERYWHERE,
-        one_target_on("910B", "910_93", "950"),
+        of_ids(only_on("910B", "910_93", "950")),
+        of_several_ids(documented_on("910B", "910_93")),
         loss_options,
+        at_most("classes for predicted and correct", compared_classes),
         dtype("input", *FLOATS),
     ),
     # The chain of the three operators. Ids start at 0 on the device, wherever the vocabulary starts.

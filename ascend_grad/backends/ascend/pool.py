@@ -4,6 +4,9 @@ Calls end with their stream synchronised, so memory that is in a pool, and every
 used, or freed, from any thread. Calls on a stream of the caller's do not wait. Their session has a pool of its own, of
 memory that may be used in the order of that stream. Whatever else uses an array of such a call waits for the stream
 first (`Allocation.wait_unless_on`).
+
+Memory that is released while the call which allocated it is running serves later work of that call, in the order of the
+stream. So a call needs no more memory than its arrays that are alive at the same time.
 """
 
 from __future__ import annotations
@@ -112,17 +115,28 @@ _returned: list[_acl.DeviceMemory] = []
 
 
 class Allocation:
-    """Device memory in use, which goes to a pool when it is released, explicitly or by garbage collection."""
+    """Device memory in use, which goes to a pool when it is released, explicitly or by garbage collection.
 
-    __slots__ = ("__weakref__", "_queued_on", "_shares", "block", "kept")
+    Attributes
+    ----------
+    block : _acl.DeviceMemory, optional
+        The memory, until it is released.
+    kept : bool
+        Whether the memory outlives the call that allocated it.
+    of_call : Pool, optional
+        While the call that allocated the memory is running: the pool of its later work, which takes released memory.
+    """
+
+    __slots__ = ("__weakref__", "_queued_on", "_shares", "block", "kept", "of_call")
 
     is_of_torch = False
 
-    def __init__(self, block: _acl.DeviceMemory, queued_on: Owner | None = None):
+    def __init__(self, block: _acl.DeviceMemory, queued_on: Owner | None = None, of_call: Pool | None = None):
         self._shares: weakref.WeakSet[Share] | None = None
         self._queued_on = queued_on  # the session that does not wait and whose work may use the memory, if any
+        self.of_call = of_call
         self.block: _acl.DeviceMemory | None = block
-        self.kept = False  # whether the memory outlives the call that allocated it
+        self.kept = False
         live.add(self)
 
     def release(self) -> None:
@@ -132,6 +146,9 @@ class Allocation:
             return
         if self._shares is not None:  # a thread of torch that drops the array cannot wait for torch
             _returned.append(block)
+            return
+        if self.of_call is not None:
+            self.of_call.put(block)
             return
         if self._queued_on is not None and self._queued_on.is_pending:  # later work on that stream may use the block
             self._queued_on.pool.put(block)

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,7 +50,7 @@ class Rows(Protocol):
         """
 
     def put_from(self, rows: Any, array: DeviceArray) -> DeviceArray:
-        """Return these rows of an operator's result for other rows; rows that are kept without need become 0."""
+        """Return these rows of an operator's result for rows that include them; rows kept without need become 0."""
 
     def put_mask(self, mask: Any, count: int) -> DeviceArray:
         """Return these rows of a mask of ``count`` rows on the device, as bits."""
@@ -96,11 +95,7 @@ class Queue(ABC):
 
     @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
-        """Make an array for a result."""
-
-    @abstractmethod
-    def block(self) -> AbstractContextManager[object]:
-        """Run a part of the call that leaves vectors alone: memory that is allocated there serves other parts."""
+        """Make an array for a result. When it is dropped, its memory serves later work of the call."""
 
     @abstractmethod
     def put(self, array: Any, dtype: np.dtype | None = None) -> DeviceArray:

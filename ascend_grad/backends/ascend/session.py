@@ -50,7 +50,8 @@ class Session(ArrayQueue):
         # The fields below belong to the running call.
         self.determinism_level = 0  # what the call asks for
         self._has_to_wait = False  # whether the call waits for its end; torch may use the same memory
-        self._allocations: list[Allocation] = []  # the memory to release when the call ends
+        self._allocations: list[weakref.ref[Allocation]] = []  # the memory to release when the call ends
+        self._released = Pool()  # memory that the call has released, and that its work may still use
         self._alive: list[object] = []  # arrays to keep alive until the call ends
 
     @property
@@ -84,10 +85,13 @@ class Session(ArrayQueue):
                     raise
                 finally:
                     self._alive = []
-                    allocations, self._allocations = self._allocations, []
+                    allocations = self._take_allocations()
                     for allocation in allocations:
+                        allocation.of_call = None
                         if not allocation.kept:
                             allocation.release()
+                    for block in self._released.take_all():
+                        self.pool.put(block)
                     frame = None
                     self._trim()
         finally:
@@ -163,7 +167,7 @@ class Session(ArrayQueue):
         self._pending = False
         self._head = 0
         self.close()
-        for allocation in self._allocations:
+        for allocation in self._take_allocations():
             if not allocation.kept:
                 allocation.free()
 
@@ -176,6 +180,7 @@ class Session(ArrayQueue):
         if stream is not None:
             stream.close()
         self.free_staging()
+        self._released.empty()
         self.pool.empty()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -183,6 +188,11 @@ class Session(ArrayQueue):
             self.close()
 
     # ---- memory
+
+    def _take_allocations(self) -> list[Allocation]:
+        """Take the memory that the call has allocated and not released yet."""
+        references, self._allocations = self._allocations, []
+        return [allocation for each in references if (allocation := each()) is not None]
 
     def _trim(self) -> None:
         """Free the blocks beyond the bounds of the pool, when they are idle."""
@@ -205,7 +215,7 @@ class Session(ArrayQueue):
         size = pool.allocation_size(nbytes)
         for returned in pool.take_returned(self.device):
             self.pool.put(returned)
-        block = self.pool.take(size)
+        block = self._released.take(size) or self.pool.take(size)
         if block is None and not self.waits:
             block = session_on(self.device).pool.take(size)  # blocks there are idle
         if block is None:
@@ -215,22 +225,16 @@ class Session(ArrayQueue):
                 if error.code not in OUT_OF_MEMORY:
                     raise
                 # The device is asked once more when the pools of all threads are empty.
+                self.synchronize()
+                self._released.empty()
                 _empty_pools(self.device)
                 block = _acl.DeviceMemory(size, self.device)
-        allocation = Allocation(block, None if self.waits else self)
-        self._allocations.append(allocation)
+        allocation = Allocation(block, None if self.waits else self, self._released)
+        self._allocations.append(weakref.ref(allocation))
         return allocation
 
-    @contextmanager
-    def block(self) -> Iterator[None]:
-        first = len(self._allocations)
-        yield
-        self.synchronize()  # memory in a pool is idle
-        while len(self._allocations) > first:
-            self._allocations.pop().release()
-
     def workspace(self, nbytes: int) -> _acl.DeviceRange:
-        """Allocate memory for an operator's work."""
+        """Allocate memory for an operator's work. It serves the next operators, too."""
         return self.allocate(nbytes).memory()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
@@ -243,8 +247,7 @@ class Session(ArrayQueue):
     def cleared(self, array: DeviceArray) -> DeviceArray:
         """Fill a new array with zeros, and return it."""
         if array.size:
-            if not self.waits:  # the stream may still use the memory
-                self.synchronize()
+            self.synchronize()  # the stream may still use the memory
             _acl.clear(self.memory_of(array), array.nbytes)
         return array
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -95,9 +95,6 @@ class TensorQueue(Queue):
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> TensorArray:
         return array_of(self.xp.empty(shape, dtype=torch_dtype(dtype), device=self._place))
-
-    def block(self) -> AbstractContextManager[object]:
-        return nullcontext()  # torch uses memory again as soon as it is dropped
 
     def tensor(self, array: Any) -> Any:
         """Return the tensor of an argument, or a vector itself."""

@@ -65,6 +65,45 @@ class Weights:
         return self._queue.xp.where(divided == 0, 0, self.weighted(divided))
 
 
+class SeveralTargets(Weights):
+    """The rows of a loss with K targets each, and the weights of the rows.
+
+    Attributes
+    ----------
+    counted : vector of bool
+        Which rows are not ignored, as not all of their targets are.
+    places : matrix of int64
+        The classes that the targets of each row stand for; 0 for ignored ones and for targets outside of the classes.
+    factors : matrix
+        The product of each target's probability and its class's weight, 0 for ignored ones.
+    """
+
+    def __init__(self, queue: Queue, call: Call, classes: int):
+        a, xp = call.arguments, queue.xp
+        target = queue.vector(a["target"], xp.int64)
+        target = target.reshape(-1, target.shape[-1])
+        self._queue = queue
+        self._is_target = target != a["ignore_index"]
+        self._inside = (target >= 0) & (target < classes)
+        self.counted = self._is_target.any(1)
+        self.places = xp.where(self._inside & self._is_target, target, 0)
+        self.factors = self.without_ignored(queue.vector(a["target_prob"]).reshape(target.shape))
+        if a["class_weight"] is not None:
+            weights = self.factors * queue.vector(a["class_weight"])[self.places]
+            self.factors = xp.where(self.factors == 0, 0, weights)
+        given = a["token_weight"]
+        weights = None if given is None else xp.where(self.counted, queue.vector(given).reshape(-1), 0)
+        super().__init__(queue, call, self.counted, weights)
+
+    def without_ignored(self, numbers: Any) -> Any:
+        """Return numbers of the targets, 0 for ignored targets."""
+        return self._queue.xp.where(self._is_target, numbers, 0)
+
+    def of_targets(self, numbers: Any) -> Any:
+        """Return numbers of the targets: 0 for ignored ones, NaN for those outside of the classes."""
+        return self.without_ignored(self._queue.xp.where(self._inside, numbers, NAN))
+
+
 class Tokens(Weights):
     """The rows of a loss with one target each.
 

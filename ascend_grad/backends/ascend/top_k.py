@@ -17,19 +17,15 @@ import numpy as np
 from ..._call import Call
 from ...operators.options import MIN_WORKSPACE_BYTES
 from .array import DeviceArray
-from .cross_entropy import LIMIT, cast, column, row
+from .matrices import MAX_COLUMNS, cast, column, keys, limited, limited_scale, log_sum_exp, number, row, top_k
 from .queue import FLOAT32, Queue, Results
 
-INT64 = np.dtype(np.int64)
-BOOL = np.dtype(np.bool_)
 INF = float("inf")
 LARGEST = float(np.finfo(FLOAT32).max)
 
 DEFAULT_BYTES = 64 << 20
 #: Bytes for each logit of a block: the logit, whether it equals the last one of the largest, and its key.
 LOGIT_BYTES = 4 + 1 + 4
-#: Keys are integers in float32, which are exact up to this one.
-MAX_WIDTH = 2**24
 #: More than the largest k, so that all blocks but the last one have k logits.
 MIN_WIDTH = 256
 
@@ -70,7 +66,7 @@ class _Largest:
         """
         queue, k, xp = self._queue, self._k, self._queue.xp
         rows, width = z.shape
-        values, places = self._top_k(z, min(k + 1, width))
+        values, places = self._largest_of(z, min(k + 1, width))
         maximum, places = values[:, 0], places + first
         if width <= k:
             return maximum, values, places
@@ -79,28 +75,17 @@ class _Largest:
         values, places = values[:, :k], places[:, :k]
         if queue.select(tied, rows).is_empty:
             return maximum, values, places
-        keys, _ = self._top_k(self._keys(z, last[:, 0]), k)
-        is_larger, is_there = values > last, keys > 0
+        of_tied = queue.vector(top_k(queue, keys(queue, z, column(queue, last[:, 0])), k)[0], xp.int64)
+        is_larger, is_there = values > last, of_tied > 0
         missing = first + width  # the place of missing logits, larger than that of any logit so far
         values = xp.concatenate([xp.where(is_larger, values, -INF), xp.where(is_there, last, -INF)], 1)
         places = xp.where(is_larger, places, missing)
-        of_keys = xp.where(is_there, missing - queue.vector(keys, xp.int64), missing)
-        return maximum, values, xp.concatenate([places, of_keys], 1)
+        return maximum, values, xp.concatenate([places, xp.where(is_there, missing - of_tied, missing)], 1)
 
-    def _top_k(self, matrix: DeviceArray, count: int) -> tuple[Any, Any]:
-        queue, shape = self._queue, (matrix.shape[0], count)
-        values, places = queue.empty(shape, FLOAT32), queue.empty(shape, INT64)
-        queue.launch("top_k", matrix, count, values, places)
-        return queue.vector(values), queue.vector(places, queue.xp.int64)
-
-    def _keys(self, z: DeviceArray, last: Any) -> DeviceArray:
-        """Return ``width - column`` for the logits that equal the last one of their row, and 0 for others."""
-        queue, width = self._queue, z.shape[1]
-        equal = queue.empty(z.shape, BOOL)
-        queue.launch("equal", z, column(queue, last), equal)
-        keys = cast(queue, equal, FLOAT32)
-        queue.launch("inplace_mul", keys, row(queue, width - queue.numbers(width)))
-        return keys
+    def _largest_of(self, z: DeviceArray, count: int) -> tuple[Any, Any]:
+        """Return the largest logits of each row, and their columns, as vectors."""
+        values, places = top_k(self._queue, z, count)
+        return self._queue.vector(values), self._queue.vector(places, self._queue.xp.int64)
 
     def _sum_of_exponentials(self, z: DeviceArray, maximum: Any) -> Any:
         """Return the sum of the exponentials relative to the maximum of each row, by which the logits are shifted."""
@@ -108,12 +93,10 @@ class _Largest:
         queue.launch("inplace_add", z, column(queue, xp.where(_is_finite(maximum), -maximum, 0.0)))
         if isinstance(self._temperature, float):
             if self._temperature != 1:
-                queue.launch("inplace_mul", z, queue.put(queue.vector(1 / self._temperature), FLOAT32))
+                queue.launch("inplace_mul", z, number(queue, 1 / self._temperature))
         else:
             queue.launch("inplace_mul", z, column(queue, 1 / self._temperature))
-        result = queue.empty((z.shape[0], 1), FLOAT32)
-        queue.launch("log_sum_exp", z, result)
-        total = xp.exp(queue.vector(result)[:, 0])
+        total = xp.exp(queue.vector(log_sum_exp(queue, z)))
         return xp.where(maximum == -INF, 0.0, total)  # whatever the device makes of rows of -infinity
 
     def _decay(self, maximum: Any, larger: Any) -> Any:
@@ -138,17 +121,13 @@ class _Layer:
         self._queue, self._a = queue, call.arguments
         a, xp = self._a, queue.xp
         self._input, self._weight = queue.put(a["input"]), queue.put(a["weight"])
-        self._scale = min(max(a["logit_scale"], -LIMIT), LIMIT)
-        self._softcap = None if a["softcap"] is None else min(max(a["softcap"], 1 / LIMIT), LIMIT)
+        self._scale = limited_scale(a["logit_scale"])
+        self._softcap = None if a["softcap"] is None else limited(queue, a["softcap"])
         self._bias: Any = None
         if a["bias"] is not None:
             bias = queue.vector(a["bias"])
             self._bias = xp.where((bias > LARGEST) & (bias < INF), LARGEST, bias)
-        self._temperature = a["temperature"]
-        if isinstance(self._temperature, float):
-            self._temperature = min(max(self._temperature, 1 / LIMIT), LIMIT)
-        else:
-            self._temperature = xp.clip(queue.vector(self._temperature).reshape(-1), 1 / LIMIT, LIMIT)
+        self._temperature = limited(queue, a["temperature"])
         self.height, self._width = self._block_shape()
 
     def _block_shape(self) -> tuple[int, int]:
@@ -160,7 +139,7 @@ class _Layer:
         nbytes = max(nbytes, MIN_WORKSPACE_BYTES)
         height = max(min(rows, isqrt(nbytes // LOGIT_BYTES) // 2, nbytes // (16 * features)), 1)
         width = (nbytes - 4 * features * height) // (LOGIT_BYTES * height + 4 * features)
-        return height, min(max(width, MIN_WIDTH), MAX_WIDTH, entries)
+        return height, min(max(width, MIN_WIDTH), MAX_COLUMNS, entries)
 
     def results_of(self, begin: int, k: int) -> tuple[Any, Any]:
         """Return the results of the rows of a block, from ``begin`` on."""
@@ -168,11 +147,9 @@ class _Layer:
         end = min(begin + self.height, self._input.shape[0])
         temperature = self._temperature if isinstance(self._temperature, float) else self._temperature[begin:end]
         largest = _Largest(queue, k, temperature)
-        with queue.block():
-            rows = cast(queue, self._input.rows(begin, end), FLOAT32)
-            for first in range(0, entries, self._width):
-                with queue.block():
-                    largest.add(self._logits(rows, first, min(first + self._width, entries)), first)
+        rows = cast(queue, self._input.rows(begin, end), FLOAT32)
+        for first in range(0, entries, self._width):
+            largest.add(self._logits(rows, first, min(first + self._width, entries)), first)
         return largest.results()
 
     def _logits(self, rows: DeviceArray, first: int, end: int) -> DeviceArray:
@@ -192,7 +169,7 @@ class _Layer:
 
     def _multiply(self, z: DeviceArray, factor: float) -> None:
         if factor != 1:
-            self._queue.launch("inplace_mul", z, self._queue.put(self._queue.vector(factor), FLOAT32))
+            self._queue.launch("inplace_mul", z, number(self._queue, factor))
 
 
 def linear_top_k(queue: Queue, call: Call) -> Results:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -36,25 +34,16 @@ class WorkspaceCounter(Session):
     Attributes
     ----------
     nbytes : int
-        The sum of the workspaces of all operators so far, except those in blocks that have ended.
-    most : int
-        The largest value of `nbytes` so far.
+        The most bytes that one of the operators has asked for.
     """
 
     def __init__(self, running: Session):
         super().__init__(running.device)
         self.determinism_level = running.determinism_level
-        self.nbytes = self.most = 0
+        self.nbytes = 0
 
     def run(self, executor: _aclnn.Executor) -> None:
-        self.nbytes += executor.workspace_size
-        self.most = max(self.most, self.nbytes)
-
-    @contextmanager
-    def block(self) -> Iterator[None]:
-        before = self.nbytes
-        yield
-        self.nbytes = before
+        self.nbytes = max(self.nbytes, executor.workspace_size)
 
     def memory_of(self, array: DeviceArray) -> Any:
         return None
@@ -85,7 +74,7 @@ class WorkspaceCounter(Session):
 
 
 def workspace_size(call: Call) -> int:
-    """Return the bytes that all operators of a call ask for, each of which keeps its workspace until its block ends.
+    """Return the most bytes that an operator of a call asks for. Later operators use the workspace of earlier ones.
 
     Rows that a call leaves out because of their values count like all others.
     """
@@ -95,4 +84,4 @@ def workspace_size(call: Call) -> int:
     with session.session_on(device).call(determinism_level=determinism.level(call)) as running:
         counter = WorkspaceCounter(running)
         operators.OPERATORS[call.operator.name](counter, call)
-    return counter.most
+    return counter.nbytes

@@ -1,4 +1,4 @@
-/* Test double of torch_npu's own operators that select, place and join elements. See stand_in.h. */
+/* Test double of operators that select, place and join elements. See stand_in.h. */
 #include "stand_in.h"
 
 #include <stdlib.h>
@@ -233,28 +233,92 @@ static void select_along(struct operation *op, char *workspace)
     }
 }
 
-static int select_phase_1(struct operation *op, const char *function, const void *self, const void *index, void *out,
-                          uint64_t *workspace_size, void **executor)
+/* Checks of the indices, tensor 1, of an operator along a dimension of tensor 0, whose results have tensor 0's type. */
+static int check_along(struct operation *op, int source)
 {
-    const void *const tensors[] = {self, index, out};
-    op->kernel = select_along;
-    int code = si_prepare_plain(op, function, tensors, 3, 1, NULL, 0);
-    op->dim += op->dim < 0 ? op->t[0].rank : 0;
-    if (code == OK && (op->dim < 0 || op->dim >= op->t[0].rank))
-        code = si_fail(NN_INVALID, "dim %lld with rank %d", (long long)op->dim, op->t[0].rank);
-    return si_finish_plain(op, code, workspace_size, executor);
+    const struct tensor *self = &op->t[0], *index = &op->t[1];
+    int code = si_need_dtype(op, 0, "self", "FLOAT FLOAT16 BF16 DOUBLE INT8 UINT8 INT16 INT32 INT64 BOOL");
+    if (code == OK && si_numel(index))
+        code = si_need_dtype(op, 1, "index", "INT32 INT64");
+    for (int i = 2; i < op->count && code == OK; i++)
+        code = si_check_equal_dtypes(op, 0, i);
+    if (code == OK && (self->rank != index->rank || self->rank != op->t[source].rank))
+        code = si_fail(NN_INVALID, "tensors of rank %d, %d and %d", self->rank, index->rank, op->t[source].rank);
+    if (code == OK)
+        code = si_check_dim(op);
+    for (int k = 0; k < index->rank && code == OK; k++)
+        if (k != op->dim ? index->dims[k] > self->dims[k] : si_numel(index) && self->dims[k] == 0)
+            code = si_fail(NN_INVALID, "dimension %d of index is too long", k);
+    return code;
 }
 
 PHASE_1(Gather, (const void *self, int64_t dim, const void *index, void *out))
 {
-    struct operation op = {.name = "aclnnGather", .dim = dim};
-    return select_phase_1(&op, "aclnnGatherGetWorkspaceSize", self, index, out, workspace_size, executor);
+    struct operation op = {.name = "aclnnGather", .dim = dim, .kernel = select_along};
+    const void *const tensors[] = {self, index, out};
+    int code = si_prepare_plain(&op, "aclnnGatherGetWorkspaceSize", tensors, 3, 1, NULL, 0);
+    op.on_every_system = false;
+    if (code == OK)
+        code = check_along(&op, 1);
+    if (code == OK && !si_same_shape(&op.t[1], &op.t[2]))
+        code = si_fail(NN_INVALID, "index and out have different shapes");
+    return si_finish_plain(&op, code, workspace_size, executor);
 }
 
 PHASE_1(IndexSelect, (const void *self, int64_t dim, const void *index, void *out))
 {
-    struct operation op = {.name = "aclnnIndexSelect", .dim = dim, .axes = 1};
-    return select_phase_1(&op, "aclnnIndexSelectGetWorkspaceSize", self, index, out, workspace_size, executor);
+    struct operation op = {.name = "aclnnIndexSelect", .dim = dim, .axes = 1, .kernel = select_along};
+    const void *const tensors[] = {self, index, out};
+    int code = si_prepare_plain(&op, "aclnnIndexSelectGetWorkspaceSize", tensors, 3, 1, NULL, 0);
+    return si_finish_plain(&op, code ? code : si_check_dim(&op), workspace_size, executor);
+}
+
+/* --- ScatterAdd: tensors self, index, src, out; out may be self ---------------------------------------------------- */
+
+static void scatter_add(struct operation *op, char *workspace)
+{
+    (void)workspace;
+    const struct tensor *self = &op->t[0], *index = &op->t[1], *src = &op->t[2], *out = &op->t[3];
+    int64_t count = si_numel(out);
+    for (int64_t i = 0; i < count; i++)
+        copy_element(out, si_element(out, out, i), self, si_element(self, self, i));
+    count = si_numel(index);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t rest = i, from = src->offset, to = out->offset;
+        int64_t place = (int64_t)si_number(si_element(index, index, i), index->dtype);
+        if (place < 0 || place >= out->dims[op->dim]) {
+            si_lock();
+            si_violation("%s: index %lld is out of bounds", op->name, (long long)place);
+            si_unlock();
+            continue;
+        }
+        for (int k = index->rank - 1; k >= 0; k--) {
+            from += rest % index->dims[k] * src->strides[k];
+            to += (k == op->dim ? place : rest % index->dims[k]) * out->strides[k];
+            rest /= index->dims[k];
+        }
+        char *sum = si_alias(out->data) + to * (int64_t)si_size(out->dtype);
+        const char *term = si_alias(src->data) + from * (int64_t)si_size(src->dtype);
+        si_put(sum, out->dtype, si_number(sum, out->dtype) + si_number(term, src->dtype));
+    }
+}
+
+PHASE_1(ScatterAdd, (const void *self, int64_t dim, const void *index, const void *src, void *out))
+{
+    struct operation op = {.name = "aclnnScatterAdd", .dim = dim, .kernel = scatter_add};
+    const void *const tensors[] = {self, index, src, out};
+    int code = si_prepare_plain(&op, "aclnnScatterAddGetWorkspaceSize", tensors, 4, 1, NULL, 0);
+    op.on_every_system = false;
+    if (code == OK)
+        code = check_along(&op, 2);
+    for (int k = 0; k < op.t[1].rank && code == OK; k++)
+        if (op.t[1].dims[k] > op.t[2].dims[k])
+            code = si_fail(NN_INVALID, "dimension %d of index is longer than that of src", k);
+    if (code == OK && !si_same_shape(&op.t[0], &op.t[3]))
+        code = si_fail(NN_INVALID, "self and out have different shapes");
+    if (code == OK && !(si_contiguous(&op.t[2]) && si_contiguous(&op.t[3])))
+        code = si_fail(NN_INVALID, "src or out is not contiguous");
+    return si_finish_plain(&op, code, workspace_size, executor);
 }
 
 /* --- MaskedSelect, Nonzero: how many elements there are is known when the work is done ----------------------------- */

@@ -55,6 +55,8 @@ static const struct {
     {"aclnnLogSumExp", "910 910B 910_93 310P 950"},
     {"aclnnTopk", "910 910B 910_93 310P 950"},
     {"aclnnSort", "910 910B 910_93 310P 950"},
+    {"aclnnGather", "910 910B 910_93 310P 950"},
+    {"aclnnScatterAdd", "910B 910_93 950"},
 };
 
 int si_find_kernel(const struct operation *op)

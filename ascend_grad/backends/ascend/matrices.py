@@ -1,0 +1,104 @@
+"""Arithmetic of matrices of rows by the device's operators, in float32, and the factors of logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ... import _aclnn
+from .array import DeviceArray
+from .queue import FLOAT32, Queue
+
+INT64 = np.dtype(np.int64)
+BOOL = np.dtype(np.bool_)
+
+#: Temperatures, softcaps and factors of logits beyond this bound, or its reciprocal, count as the bound.
+LARGEST_FACTOR = 2.0**60
+#: Columns of a matrix whose numbers are exact in float32, in which `keys` numbers them.
+MAX_COLUMNS = 2**24
+
+
+def limited_scale(scale: float) -> float:
+    """Return a factor of logits, of either sign, within the bounds."""
+    return min(max(scale, -LARGEST_FACTOR), LARGEST_FACTOR)
+
+
+def limited(queue: Queue, factor: Any) -> Any:
+    """Return a positive factor within the bounds: a number, or a vector for an array of one for each row."""
+    if isinstance(factor, float):
+        return min(max(factor, 1 / LARGEST_FACTOR), LARGEST_FACTOR)
+    return queue.xp.clip(queue.vector(factor).reshape(-1), 1 / LARGEST_FACTOR, LARGEST_FACTOR)
+
+
+def cast(queue: Queue, array: DeviceArray, dtype: np.dtype) -> DeviceArray:
+    """Return the array, or a copy on the device in another dtype."""
+    if array.dtype == dtype:
+        return array
+    result = queue.empty(array.shape, dtype)
+    queue.launch("cast", array, _aclnn.DTYPES[dtype.name], result)
+    return result
+
+
+def number(queue: Queue, value: float) -> DeviceArray:
+    """Return a number in float32 on the device."""
+    return queue.put(queue.vector(value), FLOAT32)
+
+
+def column(queue: Queue, vector: Any) -> DeviceArray:
+    """Return a vector in float32 as a matrix of one column on the device."""
+    array = queue.put(queue.vector(vector), FLOAT32)
+    return queue.reshaped(array, (array.size, 1))
+
+
+def row(queue: Queue, vector: Any) -> DeviceArray:
+    """Return a vector in float32 as a matrix of one row on the device."""
+    array = queue.put(queue.vector(vector), FLOAT32)
+    return queue.reshaped(array, (1, array.size))
+
+
+def product(queue: Queue, first: DeviceArray, second: DeviceArray) -> DeviceArray:
+    """Return the product of two arrays, of which one is broadcast to the other's shape."""
+    shape = tuple(np.broadcast_shapes(first.shape, second.shape))
+    result = queue.empty(shape, FLOAT32)
+    queue.launch("mul", first, second, result)
+    return result
+
+
+def exponentials(queue: Queue, matrix: DeviceArray) -> DeviceArray:
+    """Return the exponentials of the elements."""
+    result = queue.empty(matrix.shape, FLOAT32)
+    queue.launch("exp", matrix, result)
+    return result
+
+
+def row_sums(queue: Queue, matrix: DeviceArray) -> DeviceArray:
+    """Return the sums of the rows as a vector on the device."""
+    result = queue.empty((matrix.shape[0], 1), FLOAT32)
+    queue.launch("row_sums", matrix, result)
+    return queue.reshaped(result, (matrix.shape[0],))
+
+
+def log_sum_exp(queue: Queue, matrix: DeviceArray) -> DeviceArray:
+    """Return the logarithms of the sums of the rows' exponentials as a vector on the device."""
+    result = queue.empty((matrix.shape[0], 1), FLOAT32)
+    queue.launch("log_sum_exp", matrix, result)
+    return queue.reshaped(result, (matrix.shape[0],))
+
+
+def top_k(queue: Queue, matrix: DeviceArray, count: int) -> tuple[DeviceArray, DeviceArray]:
+    """Return the largest elements of each row and their columns; of equal elements, the device takes any."""
+    shape = matrix.shape[0], count
+    values, places = queue.empty(shape, FLOAT32), queue.empty(shape, INT64)
+    queue.launch("top_k", matrix, count, values, places)
+    return values, places
+
+
+def keys(queue: Queue, matrix: DeviceArray, wanted: DeviceArray) -> DeviceArray:
+    """Return ``width - column`` for the elements that equal the one of their row in a column, and 0 for others."""
+    width = matrix.shape[1]
+    equal = queue.empty(matrix.shape, BOOL)
+    queue.launch("equal", matrix, wanted, equal)
+    result = cast(queue, equal, FLOAT32)
+    queue.launch("inplace_mul", result, row(queue, width - queue.numbers(width)))
+    return result
