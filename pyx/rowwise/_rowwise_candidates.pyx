@@ -10,9 +10,13 @@ from ascend_grad._rowwise_kernels cimport AG_MAX_COLUMNS, AG_STRIP_COLUMNS, ag_r
 from ascend_grad._rowwise_plan cimport (
     COLUMN_TILES,
     COLUMNS,
+    MASK,
     OPERANDS,
+    OUT,
     ROW_TILES,
     ROWS,
+    A,
+    B,
     Layout,
     Plan,
     Problem,
@@ -22,6 +26,7 @@ from ascend_grad._rowwise_plan cimport (
     cut_rows,
     cut_tiles,
     has_columns,
+    has_mask,
     is_used,
     new_plan,
     row_pitch,
@@ -110,6 +115,11 @@ cdef bint is_plain(const Problem *p, Layout *layout, const ag_row_kernels *kerne
     return p.n <= kernels.strip_rows and inner >= AG_STRIP_COLUMNS and columns_fit(p)
 
 
+cdef bint is_computed_at_once(const Problem *p, Layout *layout, const ag_row_kernels *kernels) noexcept nogil:
+    """Return whether one thread computes a problem in place without a schedule, and set the layout."""
+    return p.rows * p.n <= SMALL and is_plain(p, layout, kernels)
+
+
 cdef bint fits(const Problem *p, Layout layout) noexcept nogil:
     """Return whether kernels can compute the problem in a layout."""
     if layout == ROWS:
@@ -139,6 +149,8 @@ cdef void consider(Best *best, const Problem *p, Plan *plan) noexcept nogil:
     cdef Py_ssize_t size, most, row_bytes
     if plan.is_split and (plan.segments == 1 or is_small):
         return
+    if plan.gathers and plan.direct[A] and plan.direct[B] and plan.direct[OUT] and (plan.direct[MASK] or not has_mask(p.op)):
+        return  # in place
     if plan.layout == ROWS:
         cut_rows(plan, p)
         if plan.is_split or plan.segments == 1 or p.n < LONG_BLOCK:
@@ -158,7 +170,7 @@ cdef void consider(Best *best, const Problem *p, Plan *plan) noexcept nogil:
     most = p.shape[p.axes - 1] if plan.layout == COLUMNS else p.rows
     size = AG_MAX_COLUMNS if is_small else LEAST_COLUMNS
     while size <= AG_MAX_COLUMNS:
-        if plan.is_split or plan.segments == 1 or size * p.n < LONG_BLOCK:
+        if plan.is_split or plan.segments == 1 or min(size, most) * p.n < LONG_BLOCK:
             if plan.layout == COLUMNS:
                 cut_columns(plan, p, size)
                 compare(best, p, plan)
@@ -175,10 +187,14 @@ cdef Plan choose_plan(const Problem *p, ag_dtype tile_dtype, const ag_row_kernel
     """Choose a plan for `kernels`, the kernels of `tile_dtype`, which `choose_tile_dtype` returned."""
     cdef Best best
     cdef Plan plan
+    cdef Layout layout
+    cdef bint is_at_once = threads == 1 and is_computed_at_once(p, &layout, kernels)
     cdef int i, turn
     best.exists, best.memory = False, memory_of(p)
     for turn in range(2):  # the second turn if the candidate that is forced has no plan; ROW_TILES always has one
         for i in range(CANDIDATE_COUNT):
+            if is_at_once and (CANDIDATES[i].layout != layout or CANDIDATES[i].is_split):
+                continue
             if (turn or _forced < 0 or i == _forced) and fits(p, CANDIDATES[i].layout):
                 plan = new_plan(p, tile_dtype, kernels, threads, CANDIDATES[i].layout, CANDIDATES[i].is_split)
                 consider(&best, p, &plan)

@@ -71,6 +71,7 @@ set_kernel(&FORWARD[3], 1.5, 7, 0.75, 0.9)
 
 cdef enum:
     NARROW_ROW = 64                   # most elements of a row that shares vectors with the next, without a gap
+    SHORT_LOOP = 8                    # least length of the inner loop of a copy, if it has a longer dimension
     CACHED_EXPONENTIALS = 16 << 10    # most bytes of a row whose exponentials are computed once
 
 # Factor of `element` for rows whose exponentials are computed twice.
@@ -116,6 +117,9 @@ cdef Extent extent_of(const Problem *p, int which, Py_ssize_t rows, Py_ssize_t l
         else:
             extent.runs *= lengths[k]
     extent.lines = extent.runs * (run / 64.0 + (1 if extent.runs > 1 else 0.5))
+    if count and lengths[0] < SHORT_LOOP and strides[0] < 64 and extent.lines * 64 > _cpu.cache_size(2):
+        # Copies run along longer dimensions first, and find the lines again that a short one shares only in L2.
+        extent.lines *= min(lengths[0], 64 // strides[0])
     return extent
 
 
@@ -146,7 +150,7 @@ cdef double kernel_time(const Problem *p, const Plan *plan) noexcept nogil:
     if plan.by_columns:
         columns = width
         if plan.layout == COLUMNS and not (width <= AG_PACKED_COLUMNS and p.operands[OUT].dim_stride == width * p.operands[OUT].itemsize):
-            columns = ceil_div(width, lanes) * lanes
+            columns = ceil_div(width, lanes) * lanes + (lanes if width % lanes else 0)  # partial vectors are slow
         time = kernel.column_element * slower * p.n * p.rows * columns / width
         if p.n > plan.kernels.strip_rows or width < AG_STRIP_COLUMNS:
             time += SCRATCH * plan.blocks * plan.splits
@@ -175,9 +179,9 @@ cdef void count_copies(
     cdef bint by_rows = row_count > 1 and (across < along or length == 1)   # the smallest stride leads to the next row
     cdef Py_ssize_t run = row_count if by_rows else length
     stride = across if by_rows else along
-    if run < 8:  # the copy has another inner loop, of strided elements
+    if run < SHORT_LOOP:  # the copy has another inner loop, of strided elements
         counts[STRIDED] += elements
-        counts[LOOPS] += elements / max(8, max(row_count, length))
+        counts[LOOPS] += elements / max(<Py_ssize_t>SHORT_LOOP, max(row_count, length))
         return
     counts[LOOPS] += elements / run
     if by_rows != plan.by_columns and row_count > 1 and length > 1:
@@ -234,7 +238,7 @@ cdef void count_terms(const Problem *p, const Memory *memory, const Plan *plan, 
         tile_bytes = plan.tiles_size * (plan.wave * plan.splits if plan.caches_inputs else 1.0)
         if tile_bytes > _cpu.cache_size(1) / 2:
             counts[TILE_LINES_L2 if tile_bytes <= _cpu.cache_size(2) / 2 else TILE_LINES_L3] = (
-                passes * tiles * plan.tiles_size / 64
+                (passes + 1) * tiles * plan.tiles_size / 64
             )
 
 

@@ -29,7 +29,7 @@ from ascend_grad._kernels cimport (
     ag_widen,
 )
 from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, aligned, arena_alloc
-from ascend_grad._rowwise_candidates cimport choose_plan, is_plain
+from ascend_grad._rowwise_candidates cimport choose_plan, is_computed_at_once, is_plain
 from ascend_grad._rowwise_costs cimport plain_time
 from ascend_grad._rowwise_plan cimport (
     MASK,
@@ -69,7 +69,6 @@ from ascend_grad.status cimport BAD_ALLOC, SUCCESS, Status
 cdef double LEAST_WORK = 15e3
 
 cdef enum:
-    SMALL_PROBLEM = 1 << 15           # most elements that one thread computes without a schedule
     COMBINED_SUMS = 1 << 15           # most sums of segments that one thread combines alone
     SEGMENT = 256                     # 16-bit elements that are converted to float64 together
 
@@ -142,9 +141,7 @@ cdef bint compute_at_once(const Problem *p, int threads) noexcept nogil:
     cdef const ag_row_kernels *kernels = kernels_of(p, p.dtype)
     cdef Layout layout
     cdef ag_fpenv mode
-    if threads > 1 or p.rows * p.n > SMALL_PROBLEM:
-        return False
-    if not is_plain(p, &layout, kernels):
+    if threads > 1 or not is_computed_at_once(p, &layout, kernels):
         return False
     mode = ag_fpenv_enter()
     if layout == ROWS:
@@ -163,7 +160,8 @@ cdef void prepare(Schedule *s, const Problem *p, int threads) noexcept nogil:
     s.p = p[0]
     s.variant = _cpu.active()
     s.plan = choose_plan(p, dtype, kernels_of(p, dtype), threads)
-    s.plan.threads = <int>min(<Py_ssize_t>threads, s.plan.blocks * s.plan.splits)
+    if s.plan.blocks * s.plan.splits == 1:
+        s.plan.threads = 1
     s.rows = min(p.rows, s.plan.wave * s.plan.block_size)
 
 
