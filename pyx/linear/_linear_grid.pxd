@@ -41,6 +41,13 @@ cdef inline Grid grid_of(
     return grid
 
 
+cdef inline Grid with_tiles_together(Grid grid, Py_ssize_t multiple) noexcept nogil:
+    """Return a grid whose tasks begin at multiples of some tiles."""
+    grid.tile_step = ceil_div(grid.tile_step, multiple) * multiple
+    grid.tasks = grid.groups * ceil_div(grid.tiles, grid.tile_step)
+    return grid
+
+
 cdef inline Part part_of(const Grid *grid, Py_ssize_t task) noexcept nogil:
     """Return the tiles and panels of a task."""
     cdef Part part

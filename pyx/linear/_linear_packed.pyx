@@ -6,8 +6,8 @@ the calling thread.
 """
 
 from ascend_grad cimport _tasks
-from ascend_grad._kernels cimport ag_convert, ag_itemsize, ag_variant
-from ascend_grad._linear_grid cimport Grid, Part, grid_of, part_of
+from ascend_grad._kernels cimport AG_FLOAT32, ag_convert, ag_itemsize, ag_variant
+from ascend_grad._linear_grid cimport Grid, Part, grid_of, part_of, with_tiles_together
 from ascend_grad._linear_kernels cimport (
     AG_FROM_LOGITS,
     AG_FROM_PRODUCT,
@@ -20,18 +20,20 @@ from ascend_grad._linear_kernels cimport (
     ag_linear_result,
     ag_linear_source,
     ag_matrix,
+    ag_rows,
 )
 from ascend_grad._linear_packing cimport Operand, pack
 from ascend_grad._linear_plan cimport (
     Plan,
     logits_of_block,
+    elements,
     packed_columns,
-    packed_rows,
+    packed_input,
     sums_all_of_weight_grad,
 )
 from ascend_grad._linear_problem cimport SEGMENT, convert_segment, has_dense_rows
 from ascend_grad._linear_results cimport finish_statistics
-from ascend_grad._linear_run cimport new_block, select_chunk
+from ascend_grad._linear_run cimport new_block, rows_of, select_chunk
 from ascend_grad._linear_top_k cimport finish_top_k, top_k_of
 from ascend_grad._memory cimport ALIGNMENT, aligned, ceil_div
 
@@ -50,16 +52,17 @@ ctypedef struct Packed:
     const Run *run
     ag_linear_block block
     Py_ssize_t chunk                  # number of the selected chunk; -1: none
+    char *x_rows                      # packed rows of the chunk, if they are packed
 
 
 cdef void run_packed(const Run *run) noexcept nogil:
     """Run a plan of packed chunks and blocks."""
     cdef Packed s
-    s.run, s.block, s.chunk = run, new_block(run), -1
+    s.run, s.block, s.chunk, s.x_rows = run, new_block(run), -1, NULL
     s.block.packed.p, s.block.packed.p_pairs, s.block.packed.skipped = run.at.p, run.at.p_pairs, run.at.skipped
     s.block.packed.panel_max, s.block.packed.panel_sum = run.at.panel_max, run.at.panel_sum
     s.block.packed.panel_rest, s.block.packed.panel_more = run.at.panel_rest, run.at.panel_more
-    s.block.packed.w_rows, s.block.packed.w_columns = run.at.w_rows, run.at.w_columns
+    s.block.packed.w_columns, s.block.packed.weight_is_left = run.at.w_columns, run.plan.weight_is_left
     place_sums(&s)
     if run.plan.caches_logits:
         run_with_logits_of_chunks(&s)
@@ -164,12 +167,43 @@ cdef void select_pair(Packed *s, Py_ssize_t b, Py_ssize_t c) noexcept nogil:
     s.block.vocab.size = min(plan.vocab, plan.work.vocab - b * plan.vocab)
     s.block.packed.logits = cached_logits(run, b, c)
     if run.at.x_rows != NULL:
-        s.block.packed.x_rows = run.at.x_rows + place * packed_rows(plan, plan.rows)
+        s.x_rows = run.at.x_rows + place * packed_input(plan)
     if run.at.x_columns != NULL:
         s.block.packed.x_columns = run.at.x_columns + place * packed_columns(plan, plan.rows)
     if c != s.chunk and not run.team.is_cancelled:
         select_chunk(run, c, &s.block.chunk)
         s.chunk = c
+    select_operands(s)
+
+
+cdef void select_operands(Packed *s) noexcept nogil:
+    """Set the operands of the logits of the selected pair."""
+    cdef const Run *run = s.run
+    cdef const ag_linear_kernels *kernels = run.plan.kernels
+    cdef bint weight_is_left = run.plan.weight_is_left
+    cdef ag_rows *left = &s.block.packed.left
+    s.block.packed.right = s.x_rows if weight_is_left else run.at.w_rows
+    if kernels.granule > 1:
+        s.block.packed.left_tiles = run.at.w_rows if weight_is_left else s.x_rows
+    elif weight_is_left:
+        left[0] = rows_of(&run.p.weight, NULL, s.block.vocab.start, s.block.vocab.size)
+    else:
+        left[0] = rows_of(&run.p.input, s.block.chunk.row_numbers, 0, s.block.chunk.rows)
+        if not is_in_place(kernels, &run.p.input):
+            left.numbers, left.matrix.data, left.matrix.swapped = NULL, s.x_rows, False
+            left.matrix.step = kernels.element_size // kernels.pair
+            left.matrix.row_stride = elements(kernels, run.p.hidden) * kernels.element_size
+            if left.matrix.step == 4:
+                left.matrix.dtype = AG_FLOAT32
+
+
+cdef bint is_in_place(const ag_linear_kernels *kernels, const ag_matrix *matrix) noexcept nogil:
+    """Return whether kernels read the rows of a left operand where they lie."""
+    cdef int itemsize = ag_itemsize[<int>matrix.dtype]
+    return (
+        kernels.granule == 1 and itemsize == kernels.element_size // kernels.pair
+        and matrix.step == itemsize and not matrix.swapped
+    )
 
 
 cdef char *cached_logits(const Run *run, Py_ssize_t b, Py_ssize_t c) noexcept nogil:
@@ -203,9 +237,9 @@ cdef void pack_pair(Packed *s, Py_ssize_t b, Py_ssize_t c, bint logits, bint gra
 cdef void pack_weight(Packed *s, bint rows, bint columns) noexcept nogil:
     """Pack rows or columns, or both, of the selected block of the weight."""
     cdef Operand operand
-    operand.matrix, operand.row_numbers, operand.is_input = s.run.p.weight, NULL, False
+    operand.matrix, operand.row_numbers, operand.is_left = s.run.p.weight, NULL, s.run.plan.weight_is_left
     operand.start, operand.count, operand.hidden = s.block.vocab.start, s.block.vocab.size, s.block.hidden
-    operand.rows = s.block.packed.w_rows if rows else NULL
+    operand.rows = s.run.at.w_rows if rows else NULL
     operand.columns = s.block.packed.w_columns if columns else NULL
     pack(s.run.plan.kernels, &operand, s.run.team)
 
@@ -213,9 +247,12 @@ cdef void pack_weight(Packed *s, bint rows, bint columns) noexcept nogil:
 cdef void pack_input(Packed *s, bint rows, bint columns) noexcept nogil:
     """Pack rows or columns, or both, of the selected chunk of the input."""
     cdef Operand operand
-    operand.matrix, operand.row_numbers, operand.is_input = s.run.p.input, s.block.chunk.row_numbers, True
+    operand.matrix, operand.row_numbers = s.run.p.input, s.block.chunk.row_numbers
+    operand.is_left = not s.run.plan.weight_is_left
     operand.start, operand.count, operand.hidden = 0, s.block.chunk.rows, s.block.hidden
-    operand.rows = s.block.packed.x_rows if rows else NULL
+    operand.rows = NULL
+    if rows and not (operand.is_left and is_in_place(s.run.plan.kernels, &operand.matrix)):
+        operand.rows = s.x_rows
     operand.columns = s.block.packed.x_columns if columns else NULL
     pack(s.run.plan.kernels, &operand, s.run.team)
 
@@ -244,6 +281,8 @@ cdef void run_tiles(Packed *s, ag_linear_source source, ag_linear_result result)
     cdef Tiles tiles
     tiles.kernels, tiles.block, tiles.source, tiles.result = s.run.plan.kernels, &s.block, source, result
     tiles.grid = grid_of(tiles.kernels, s.block.vocab.size, s.block.chunk.rows, s.block.hidden)
+    if s.block.packed.weight_is_left:  # tasks begin at panels of X
+        tiles.grid = with_tiles_together(tiles.grid, tiles.kernels.nr // tiles.kernels.mr)
     _tasks.run_phase(s.run.team, compute_tiles, &tiles, tiles.grid.tasks, False)
 
 

@@ -41,6 +41,8 @@ cdef enum:
 cdef Py_ssize_t CHUNK_ROWS = 1008
 # Most vocabulary entries of a block. Measured; the curve is flat.
 cdef Py_ssize_t BLOCK_VOCAB = 960
+# Most rows with which X is the right operand of the logits. Packing it is cheap then, and packing W is not. Measured.
+cdef Py_ssize_t MAX_RIGHT_ROWS = 256
 # Most elements of P of a chunk and a block if one side is short. Such a P fits into most last-level caches.
 cdef Py_ssize_t P_ELEMENTS = 1 << 20
 # Cost of packing one element, in floating-point operations of the products. Measured.
@@ -100,6 +102,7 @@ cdef Plan new_plan(
     memset(&plan, 0, sizeof(plan))
     plan.kernels, plan.work, plan.workspace = kernels, work[0], workspace
     plan.sweep, plan.chunks_outside = PACKED, chunks_outside
+    plan.weight_is_left = work.total_rows <= MAX_RIGHT_ROWS and work.total_rows <= work.vocab
     return plan
 
 
@@ -279,6 +282,11 @@ cdef Py_ssize_t packed_rows(const Plan *plan, Py_ssize_t n) noexcept nogil:
     return times(n * plan.kernels.element_size, elements(plan.kernels, plan.work.hidden))
 
 
+cdef Py_ssize_t packed_input(const Plan *plan) noexcept nogil:
+    """Return the bytes of the packed rows of a chunk of X, which are whole panels if X is the right operand."""
+    return packed_rows(plan, align_up(plan.rows, plan.kernels.nr) if plan.weight_is_left else plan.rows)
+
+
 cdef Py_ssize_t packed_columns(const Plan *plan, Py_ssize_t n) noexcept nogil:
     """Return the bytes of the packed columns of n rows, operands of the gradients."""
     return times(
@@ -364,8 +372,9 @@ cdef void place_packed(Arena *arena, const Plan *plan, Buffers *at) noexcept nog
     cdef Py_ssize_t sums = times(work.hidden, acc), entries = plan.vocab
     place_chunk(arena, plan, &at.chunk)
     if work.with_logits:
-        at.x_rows = arena_alloc(arena, times(plan.packed_chunks, packed_rows(plan, plan.rows)))
-        at.w_rows = arena_alloc(arena, packed_rows(plan, plan.vocab))
+        at.x_rows = arena_alloc(arena, times(plan.packed_chunks, packed_input(plan)))
+        if not plan.weight_is_left or plan.kernels.granule > 1:
+            at.w_rows = arena_alloc(arena, packed_rows(plan, plan.vocab))
     if work.with_weight_grad:
         at.x_columns = arena_alloc(arena, times(plan.packed_chunks, packed_columns(plan, plan.rows)))
     if work.with_input_grad:

@@ -27,9 +27,13 @@ static void K(product)(const int nv, const elem_t *a, const ptrdiff_t a_step, co
 }
 
 /* Steps of x_rows and of p_pairs follow one another; a panel of P is one step. */
-static void K(product_logits)(const elem_t *a, const elem_t *b, ptrdiff_t n, acc_t *tile)
+/* Compute a tile of logits: tile t of the left operand times panel p of the right one, n values along the sums. All panels are
+ * NV vectors wide. */
+static void K(product_logits)(const ag_packed *packed, int nv AG_UNUSED, ptrdiff_t t, ptrdiff_t p, ptrdiff_t n, acc_t *tile)
 {
-    K(product)(NV, a, MR * GRANULE, b, n, tile);
+    const ptrdiff_t elements = K(elements)(n);
+    K(product)(NV, (const elem_t *)packed->left_tiles + t * elements * MR, MR * GRANULE,
+               (const elem_t *)packed->right + p * elements * NR, elements, tile);
 }
 
 static void K(product_rows)(int nv, const elem_t *a, ptrdiff_t panel, const elem_t *b, ptrdiff_t n, acc_t *tile)

@@ -84,11 +84,11 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .max_unpacked_rows = AG_MAX_UNPACKED_ROWS / PAIR / (AG_LANES == 16 ? 1 : 2),
     /* Unpacked dot products of pairs are fast if rows are long. Unpacked, BFMMLA uses the products of float32. */
     .max_unpacked_long_rows = AG_MAX_UNPACKED_ROWS / (AG_LANES == 16 ? 1 : 2 * PAIR),
-    .pack_tile = K(pack_tile),
+    .pack_left = K(pack_left),
 #if AG_UNIT == AG_BFMMLA
-    .pack_panel = K(pack_tile), /* both operands have the same layout */
+    .pack_right = K(pack_left), /* both operands have the same layout */
 #else
-    .pack_panel = K(pack_panel),
+    .pack_right = K(pack_right),
 #endif
     .pack_columns = K(pack_columns),
     .tiles = K(tiles),

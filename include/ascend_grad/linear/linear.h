@@ -217,7 +217,11 @@ typedef struct {
 
 /* Packed operands and tiles of one chunk and one block. */
 typedef struct {
-    void *x_rows, *w_rows, *x_columns, *w_columns, *p, *p_pairs, *logits;
+    int weight_is_left;     /* whether W is the left operand of the logits, and X the right one */
+    ag_rows left;           /* rows of the left operand, read in place or gathered; not on matrix units */
+    void *left_tiles;       /* tiles of the left operand; matrix units alone */
+    void *right;            /* panels of the right operand */
+    void *x_columns, *w_columns, *p, *p_pairs, *logits;
     uint8_t *skipped;            /* [V / NR][rows / MR] tiles of P that are skipped */
     int caches_logits;           /* whether AG_TO_MAX_SUM stores its tiles in `logits` */
     void *panel_max, *panel_sum; /* acc_t [V / NR][rows]: AG_TO_MAX_SUM and AG_TO_TOP_K write them, merges read them */
@@ -252,11 +256,12 @@ typedef struct {
     int acc_size; /* bytes of an accumulator */
     int max_unpacked_rows; /* most resident rows for which unpacked products are faster than packed ones */
     int max_unpacked_long_rows; /* the same for statistics of long rows */
-    /* Pack a tile (MR rows) of x_rows, a panel (NR rows) of w_rows, or a panel (n columns) of x_columns or w_columns. */
-    void (*pack_tile)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
-                      ptrdiff_t first, ptrdiff_t n);
-    void (*pack_panel)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
-                       ptrdiff_t first, ptrdiff_t n);
+    /* Pack a tile (MR rows) of the left operand of the logits, a panel (NR rows) of the right one, or a panel (n columns) of
+     * x_columns or w_columns. */
+    void (*pack_left)(void *to, ptrdiff_t pitch, const ag_matrix *from, const int64_t *rows, int64_t start,
+                      ptrdiff_t count, ptrdiff_t first, ptrdiff_t n);
+    void (*pack_right)(void *to, ptrdiff_t pitch, const ag_matrix *from, const int64_t *rows, int64_t start,
+                       ptrdiff_t count, ptrdiff_t first, ptrdiff_t n);
     void (*pack_columns)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
                          ptrdiff_t first, ptrdiff_t n);
     /* Compute tiles [tile, tile_end) of panels [panel, panel_end) of the logits or of P. */
