@@ -180,7 +180,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         int element_size
         int acc_size
         int max_unpacked_rows
-        int max_unpacked_long_rows
+        int max_unpacked_statistics
         void (*pack_left)(void *to, Py_ssize_t pitch, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count,
                           Py_ssize_t first, Py_ssize_t n) noexcept nogil
         void (*pack_right)(void *to, Py_ssize_t pitch, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count,

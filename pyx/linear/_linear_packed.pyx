@@ -189,7 +189,7 @@ cdef void select_operands(Packed *s) noexcept nogil:
         left[0] = rows_of(&run.p.weight, NULL, s.block.vocab.start, s.block.vocab.size)
     else:
         left[0] = rows_of(&run.p.input, s.block.chunk.row_numbers, 0, s.block.chunk.rows)
-        if not is_in_place(kernels, &run.p.input):
+        if s.x_rows != NULL and not is_in_place(kernels, &run.p.input):
             left.numbers, left.matrix.data, left.matrix.swapped = NULL, s.x_rows, False
             left.matrix.step = kernels.element_size // kernels.pair
             left.matrix.row_stride = elements(kernels, run.p.hidden) * kernels.element_size

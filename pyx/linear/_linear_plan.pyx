@@ -43,6 +43,9 @@ cdef Py_ssize_t CHUNK_ROWS = 1008
 cdef Py_ssize_t BLOCK_VOCAB = 960
 # Most rows with which X is the right operand of the logits. Packing it is cheap then, and packing W is not. Measured.
 cdef Py_ssize_t MAX_RIGHT_ROWS = 256
+# Most panels of W for which rows of X that cannot be read in place are gathered for each panel again. For more panels, they
+# are copied once.
+cdef Py_ssize_t GATHERED_PANELS = 4
 # Most elements of P of a chunk and a block if one side is short. Such a P fits into most last-level caches.
 cdef Py_ssize_t P_ELEMENTS = 1 << 20
 # Cost of packing one element, in floating-point operations of the products. Measured.
@@ -372,7 +375,9 @@ cdef void place_packed(Arena *arena, const Plan *plan, Buffers *at) noexcept nog
     cdef Py_ssize_t sums = times(work.hidden, acc), entries = plan.vocab
     place_chunk(arena, plan, &at.chunk)
     if work.with_logits:
-        at.x_rows = arena_alloc(arena, times(plan.packed_chunks, packed_input(plan)))
+        # Vector kernels read left operands in place, or gather them.
+        if plan.weight_is_left or plan.kernels.granule > 1 or work.vocab > GATHERED_PANELS * plan.kernels.nr:
+            at.x_rows = arena_alloc(arena, times(plan.packed_chunks, packed_input(plan)))
         if not plan.weight_is_left or plan.kernels.granule > 1:
             at.w_rows = arena_alloc(arena, packed_rows(plan, plan.vocab))
     if work.with_weight_grad:

@@ -80,10 +80,14 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .column_group = COLUMN_GROUP,
     .element_size = sizeof(elem_t),
     .acc_size = sizeof(acc_t),
-    /* Packing pays for fewer rows if products are pairs, or if there are 16 registers. */
-    .max_unpacked_rows = AG_MAX_UNPACKED_ROWS / PAIR / (AG_LANES == 16 ? 1 : 2),
-    /* Unpacked dot products of pairs are fast if rows are long. Unpacked, BFMMLA uses the products of float32. */
-    .max_unpacked_long_rows = AG_MAX_UNPACKED_ROWS / (AG_LANES == 16 ? 1 : 2 * PAIR),
+    /* Measured, but for BFMMLA. */
+#if AG_LANES == 4
+    .max_unpacked_rows = 32 / PAIR,
+    .max_unpacked_statistics = 32 / PAIR,
+#else
+    .max_unpacked_rows = AG_UNIT ? 12 : AG_LANES == 8 || AG_IS_DOT ? 32 : 28,
+    .max_unpacked_statistics = AG_UNIT ? 8 : VL * 3 / 4,
+#endif
     .pack_left = K(pack_left),
 #if AG_UNIT == AG_BFMMLA
     .pack_right = K(pack_left), /* both operands have the same layout */
