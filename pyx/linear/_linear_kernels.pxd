@@ -176,6 +176,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         int vector
         int pair
         int granule
+        int reads_runs
         int column_group
         int element_size
         int acc_size

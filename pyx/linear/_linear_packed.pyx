@@ -5,6 +5,8 @@ other products read. The state of the sweep is the selected pair. Every phase ha
 the calling thread.
 """
 
+from libc.stdint cimport int64_t
+
 from ascend_grad cimport _tasks
 from ascend_grad._kernels cimport AG_FLOAT32, ag_convert, ag_itemsize, ag_variant
 from ascend_grad._linear_grid cimport Grid, Part, grid_of, part_of, with_tiles_together
@@ -52,7 +54,8 @@ ctypedef struct Packed:
     const Run *run
     ag_linear_block block
     Py_ssize_t chunk                  # number of the selected chunk; -1: none
-    char *x_rows                      # packed rows of the chunk, if they are packed
+    char *x_rows                      # memory for the packed rows of the chunk; NULL: they are never packed
+    bint packs_left                   # whether the left operand of the logits is packed, and not read in place
 
 
 cdef void run_packed(const Run *run) noexcept nogil:
@@ -180,30 +183,40 @@ cdef void select_operands(Packed *s) noexcept nogil:
     """Set the operands of the logits of the selected pair."""
     cdef const Run *run = s.run
     cdef const ag_linear_kernels *kernels = run.plan.kernels
-    cdef bint weight_is_left = run.plan.weight_is_left
     cdef ag_rows *left = &s.block.packed.left
-    s.block.packed.right = s.x_rows if weight_is_left else run.at.w_rows
-    if kernels.granule > 1:
-        s.block.packed.left_tiles = run.at.w_rows if weight_is_left else s.x_rows
-    elif weight_is_left:
+    cdef char *packed_left
+    if run.plan.weight_is_left:
         left[0] = rows_of(&run.p.weight, NULL, s.block.vocab.start, s.block.vocab.size)
+        packed_left, s.block.packed.right = run.at.w_rows, s.x_rows
     else:
         left[0] = rows_of(&run.p.input, s.block.chunk.row_numbers, 0, s.block.chunk.rows)
-        if s.x_rows != NULL and not is_in_place(kernels, &run.p.input):
-            left.numbers, left.matrix.data, left.matrix.swapped = NULL, s.x_rows, False
-            left.matrix.step = kernels.element_size // kernels.pair
-            left.matrix.row_stride = elements(kernels, run.p.hidden) * kernels.element_size
-            if left.matrix.step == 4:
-                left.matrix.dtype = AG_FLOAT32
+        packed_left, s.block.packed.right = s.x_rows, run.at.w_rows
+    s.packs_left = packed_left != NULL and not is_in_place(kernels, left)
+    if kernels.granule > 1:
+        s.block.packed.left_tiles = packed_left if s.packs_left else NULL
+        if left.numbers != NULL and left.count:
+            left.start, left.numbers = left.numbers[0], NULL
+    elif s.packs_left:
+        left.numbers, left.matrix.data, left.matrix.swapped = NULL, packed_left, False
+        left.matrix.step = kernels.element_size // kernels.pair
+        left.matrix.row_stride = elements(kernels, run.p.hidden) * kernels.element_size
+        if left.matrix.step == 4:
+            left.matrix.dtype = AG_FLOAT32
 
 
-cdef bint is_in_place(const ag_linear_kernels *kernels, const ag_matrix *matrix) noexcept nogil:
+cdef bint is_in_place(const ag_linear_kernels *kernels, const ag_rows *left) noexcept nogil:
     """Return whether kernels read the rows of a left operand where they lie."""
-    cdef int itemsize = ag_itemsize[<int>matrix.dtype]
-    return (
-        kernels.granule == 1 and itemsize == kernels.element_size // kernels.pair
-        and matrix.step == itemsize and not matrix.swapped
-    )
+    cdef int itemsize = ag_itemsize[<int>left.matrix.dtype]
+    cdef int64_t first = left.start
+    if itemsize != kernels.element_size // kernels.pair or left.matrix.step != itemsize or left.matrix.swapped:
+        return False
+    if kernels.granule == 1:
+        return True
+    if left.numbers != NULL and left.count:
+        first = left.numbers[0]
+        if left.numbers[left.count - 1] - first != left.count - 1:
+            return False
+    return kernels.reads_runs and first + left.count >= kernels.mr
 
 
 cdef char *cached_logits(const Run *run, Py_ssize_t b, Py_ssize_t c) noexcept nogil:
@@ -239,7 +252,7 @@ cdef void pack_weight(Packed *s, bint rows, bint columns) noexcept nogil:
     cdef Operand operand
     operand.matrix, operand.row_numbers, operand.is_left = s.run.p.weight, NULL, s.run.plan.weight_is_left
     operand.start, operand.count, operand.hidden = s.block.vocab.start, s.block.vocab.size, s.block.hidden
-    operand.rows = s.run.at.w_rows if rows else NULL
+    operand.rows = s.run.at.w_rows if rows and (s.packs_left or not operand.is_left) else NULL
     operand.columns = s.block.packed.w_columns if columns else NULL
     pack(s.run.plan.kernels, &operand, s.run.team)
 
@@ -250,9 +263,7 @@ cdef void pack_input(Packed *s, bint rows, bint columns) noexcept nogil:
     operand.matrix, operand.row_numbers = s.run.p.input, s.block.chunk.row_numbers
     operand.is_left = not s.run.plan.weight_is_left
     operand.start, operand.count, operand.hidden = 0, s.block.chunk.rows, s.block.hidden
-    operand.rows = NULL
-    if rows and not (operand.is_left and is_in_place(s.run.plan.kernels, &operand.matrix)):
-        operand.rows = s.x_rows
+    operand.rows = s.x_rows if rows and (s.packs_left or not operand.is_left) else NULL
     operand.columns = s.block.packed.x_columns if columns else NULL
     pack(s.run.plan.kernels, &operand, s.run.team)
 

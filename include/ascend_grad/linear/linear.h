@@ -218,8 +218,8 @@ typedef struct {
 /* Packed operands and tiles of one chunk and one block. */
 typedef struct {
     int weight_is_left;     /* whether W is the left operand of the logits, and X the right one */
-    ag_rows left;           /* rows of the left operand, read in place or gathered; not on matrix units */
-    void *left_tiles;       /* tiles of the left operand; matrix units alone */
+    ag_rows left;           /* rows of the left operand, read in place or gathered */
+    void *left_tiles;       /* tiles of the left operand, on matrix units that cannot read its rows in place; otherwise NULL */
     void *right;            /* panels of the right operand */
     void *x_columns, *w_columns, *p, *p_pairs, *logits;
     uint8_t *skipped;            /* [V / NR][rows / MR] tiles of P that are skipped */
@@ -251,6 +251,7 @@ typedef struct {
     int vector; /* elements of a vector */
     int pair;   /* terms of a packed element */
     int granule; /* packed elements along a sum are a multiple of this number */
+    int reads_runs; /* a matrix unit reads rows of the left operand in place, if they follow one another and are at least mr */
     int column_group; /* packed elements of a column that pack_columns stores side by side */
     int element_size; /* bytes of a packed element */
     int acc_size; /* bytes of an accumulator */
