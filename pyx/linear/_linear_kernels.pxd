@@ -31,6 +31,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         Py_ssize_t compensation_stride
         int add
         int last
+        ag_dtype rounded_to
 
     ctypedef enum ag_linear_source:
         AG_FROM_PRODUCT

@@ -8,7 +8,7 @@ the calling thread.
 from libc.stdint cimport int64_t
 
 from ascend_grad cimport _tasks
-from ascend_grad._kernels cimport AG_FLOAT32, ag_convert, ag_itemsize, ag_variant
+from ascend_grad._kernels cimport AG_FLOAT32, ag_convert, ag_dtype, ag_itemsize, ag_variant
 from ascend_grad._linear_grid cimport Grid, Part, grid_of, part_of, with_tiles_together
 from ascend_grad._linear_kernels cimport (
     AG_FROM_LOGITS,
@@ -31,6 +31,8 @@ from ascend_grad._linear_plan cimport (
     elements,
     packed_columns,
     packed_input,
+    rounds_input_grad,
+    rounds_weight_grad,
     sums_all_of_weight_grad,
 )
 from ascend_grad._linear_problem cimport SEGMENT, convert_segment, has_dense_rows
@@ -77,7 +79,7 @@ cdef void run_packed(const Run *run) noexcept nogil:
         run_statistics(&s)
     else:
         run_gradients(&s)
-    if run.plan.work.with_input_grad and run.input_sums != NULL:
+    if run.plan.work.with_input_grad and run.input_sums != NULL and not s.block.input_grad.rounded_to:
         convert_sums(run, &run.p.input_grad, 0, run.p.rows.total, run.input_sums, run.p.hidden * run.plan.kernels.acc_size)
 
 
@@ -381,13 +383,20 @@ cdef void place_sums(Packed *s) noexcept nogil:
     cdef const Run *run = s.run
     cdef Py_ssize_t row_bytes = run.p.hidden * run.plan.kernels.acc_size
     s.block.input_grad.compensation_stride = s.block.weight_grad.compensation_stride = row_bytes
-    if run.input_sums != NULL:
+    if run.input_sums != NULL and not rounds_input_grad(run.plan, run.p):
         s.block.input_grad.data, s.block.input_grad.row_stride = run.input_sums, row_bytes
     else:
         s.block.input_grad.data, s.block.input_grad.row_stride = run.p.input_grad.data, run.p.input_grad.row_stride
-    s.block.weight_grad.row_stride = (
-        row_bytes if run.plan.work.buffers_weight_grad else run.p.weight_grad.row_stride
-    )
+        s.block.input_grad.rounded_to = run.p.input_grad.dtype if rounds_input_grad(run.plan, run.p) else <ag_dtype>0
+    s.block.weight_grad.row_stride = row_bytes
+    if not buffers_weight_grad(run):
+        s.block.weight_grad.row_stride = run.p.weight_grad.row_stride
+        s.block.weight_grad.rounded_to = run.p.weight_grad.dtype if rounds_weight_grad(run.plan, run.p) else <ag_dtype>0
+
+
+cdef bint buffers_weight_grad(const Run *run) noexcept nogil:
+    """Return whether weight_grad is summed in the workspace, and converted later."""
+    return run.plan.work.buffers_weight_grad and not rounds_weight_grad(run.plan, run.p)
 
 
 cdef void select_sums(Packed *s, Py_ssize_t b, Py_ssize_t c) noexcept nogil:
@@ -403,7 +412,7 @@ cdef void select_sums(Packed *s, Py_ssize_t b, Py_ssize_t c) noexcept nogil:
         block.input_grad.compensation = run.at.input_compensation + row * block.input_grad.compensation_stride
     if run.at.weight_compensation != NULL:
         block.weight_grad.compensation = run.at.weight_compensation + entry * block.weight_grad.compensation_stride
-    if plan.work.buffers_weight_grad:
+    if buffers_weight_grad(run):
         block.weight_grad.data = run.at.weight_sums + entry * block.weight_grad.row_stride
     else:
         block.weight_grad.data = run.p.weight_grad.data + block.vocab.start * block.weight_grad.row_stride
@@ -417,7 +426,7 @@ cdef void add_gradients(Packed *s, Py_ssize_t b, Py_ssize_t c, ag_linear_source 
         sum_columns(s)
     select_sums(s, b, c)
     run_products(s)
-    if plan.work.with_weight_grad and plan.work.buffers_weight_grad and s.block.weight_grad.last:
+    if plan.work.with_weight_grad and buffers_weight_grad(s.run) and s.block.weight_grad.last:
         convert_sums(
             s.run, &s.run.p.weight_grad, s.block.vocab.start, s.block.vocab.size, s.block.weight_grad.data,
             s.block.weight_grad.row_stride

@@ -120,6 +120,8 @@ cdef Py_ssize_t packed_input(const Plan *plan) noexcept nogil
 cdef Py_ssize_t packed_columns(const Plan *plan, Py_ssize_t n) noexcept nogil
 cdef Py_ssize_t logits_of_block(const Plan *plan) noexcept nogil
 cdef Py_ssize_t sums_pitch(const Plan *plan) noexcept nogil
+cdef bint rounds_input_grad(const Plan *plan, const Problem *p) noexcept nogil
+cdef bint rounds_weight_grad(const Plan *plan, const Problem *p) noexcept nogil
 cdef bint adds_tasks(const Plan *plan) noexcept nogil
 cdef bint sums_all_of_weight_grad(const Plan *plan) noexcept nogil
 cdef Py_ssize_t nbytes(const Plan *plan) noexcept nogil

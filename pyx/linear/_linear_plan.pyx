@@ -28,7 +28,7 @@ from ascend_grad._linear_kernels cimport (
     ag_linear_kernels_of,
     ag_more,
 )
-from ascend_grad._linear_problem cimport Problem, acc_size_of, holds_sums
+from ascend_grad._linear_problem cimport Problem, acc_size_of, holds_sums, is_rounded_by_kernels
 from ascend_grad._memory cimport ALIGNMENT, SIZE_LIMIT, Arena, align_up, arena_alloc, ceil_div
 
 cdef enum:
@@ -300,6 +300,16 @@ cdef Py_ssize_t packed_columns(const Plan *plan, Py_ssize_t n) noexcept nogil:
 cdef bint sums_all_of_weight_grad(const Plan *plan) noexcept nogil:
     """Return whether later chunks add to the sums of all vocabulary entries, not only to the sums of a block."""
     return plan.chunks_outside and plan.chunks > 1
+
+
+cdef bint rounds_input_grad(const Plan *plan, const Problem *p) noexcept nogil:
+    """Return whether the kernels of a packed sweep round input_grad, so that it needs no sums: one block has all terms."""
+    return plan.blocks == 1 and is_rounded_by_kernels(&p.input_grad, plan.kernels.acc_size)
+
+
+cdef bint rounds_weight_grad(const Plan *plan, const Problem *p) noexcept nogil:
+    """Return whether the kernels of a packed sweep round weight_grad: one chunk has all terms."""
+    return plan.chunks == 1 and is_rounded_by_kernels(&p.weight_grad, plan.kernels.acc_size)
 
 
 cdef bint adds_tasks(const Plan *plan) noexcept nogil:

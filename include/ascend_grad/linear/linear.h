@@ -20,8 +20,9 @@
  *
  * Layouts. A tile is MR x NR. NR is three vectors wide (two on matrix units) and a multiple of MR; u is the number of packed
  * elements along the sum.
- *   x_rows     [BT / MR][u of H][MR]      left operand of the logits; rows beyond BT are zero
- *   w_rows     [V / NR][u of H][NR]       right operand of the logits
+ *   left       rows with any stride       left operand of the logits: rows of X where they lie. Rows that are strided, swapped or
+ *                                         widened are gathered for each product, or copied once to [BT][u of H]
+ *   right      [V / NR][u of H][NR]       right operand of the logits: rows of W
  *   p          [V / NR][rows][NR values]  left operand of dX, written by the tiles of logits. rows: BT rounded up to MR. The
  *                                         product reads a row along the sum; rows have a constant distance
  *   p_pairs    [V / NR][rows / 2][NR]     left operand of dW, dot only: an element holds the same column of two rows. Other
@@ -31,8 +32,12 @@
  *   logits     [V / NR][rows][NR]         cached logits, if they are read twice. Chunks follow one another, then blocks, in
  *                                         the workspace or at the end of the memory of dW
  *
- * Unpacked products. Nothing is packed if X or W has at most `max_unpacked_rows` rows (AG_MAX_UNPACKED_ROWS for the logits
- * of long rows alone). These rows are called resident, the rows of the other matrix streamed. A tile of at most AG_TILE
+ * Logits of few rows. If rows are few, W is the left operand of the logits, and X is packed as the right one
+ * (weight_is_left). NR rows and NR vocabulary entries are computed as [entries][rows] and transposed to NR / MR tiles. The order
+ * of a sum is the same in either case. The last panel of the logits is one, two or three vectors wide.
+ *
+ * Unpacked products. Nothing is packed if X or W has at most `max_unpacked_rows` rows, for statistics alone at most
+ * `max_unpacked_statistics`; twice as many if packing widens. These rows are called resident, the rows of the other matrix streamed. A tile of at most AG_TILE
  * logits is computed from rows in place and becomes P. It is multiplied with the same streamed rows, which are still in L2.
  * The gradient of the streamed matrix is written once. The gradient of the resident matrix has a partial sum for each task.
  * If vocabulary entries are few, a tile is entries x rows, so that lanes are full for any number of entries. If both sides
@@ -41,10 +46,10 @@
  *
  * Matrix units have tiles of MR x MR (amx: 32 x 32, bfmmla: 8 x 8) and take MR / 2 elements along a sum at a time, so that
  * sums are filled up with zeros. Their left operands hold G elements of a row side by side: 16 in amx, 2 in bfmmla.
- *   x_rows     [BT / MR][u of H / G][MR][G]
+ *   left_tiles [BT / MR][u of H / G][MR][G], unless AMX reads a run of rows in place
  *   p_pairs    [V / MR][rows / 2 / G][MR of V][G]
  * In bfmmla, right operands are like left ones, and rows of P are split after 4 values:
- *   w_rows     [V / 8][u of H / 2][8][2]
+ *   right      [V / 8][u of H / 2][8][2]
  *   p          [V / 8][rows / 8][2][8 rows][4 values]
  *   w_columns  [H / 8][u of V / 2][4 or 8][2]
  *   x_columns  [H / 8][u of BT / 2][4 or 8][2]
@@ -120,6 +125,7 @@ typedef struct {
     ptrdiff_t compensation_stride;
     int add;            /* whether the sums hold earlier terms */
     int last;           /* whether these terms are the last: the compensation is then applied */
+    ag_dtype rounded_to; /* AG_FLOAT16 or AG_BFLOAT16: these terms are all, and rows of this dtype receive them; otherwise 0 */
 } ag_sums;
 
 /* The source of a tile of logits, and the result of its epilogue. */

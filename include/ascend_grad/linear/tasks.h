@@ -183,12 +183,27 @@ static void K(merge_max_sum)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t 
 AG_INLINE void K(prefetch_sums)(const ag_sums *sums, const int64_t *row_numbers, ptrdiff_t first, ptrdiff_t count,
                                 ptrdiff_t column, ptrdiff_t n)
 {
+    const ptrdiff_t itemsize = sums->rounded_to ? 2 : sizeof(acc_t);
     for (ptrdiff_t r = 0; r < count; r++) {
         const char *sum = sums->data + (row_numbers ? row_numbers[first + r] : first + r) * sums->row_stride;
-        for (ptrdiff_t c = 0; c < n; c += 64 / (ptrdiff_t)sizeof(acc_t)) {
-            __builtin_prefetch(sum + (column + c) * (ptrdiff_t)sizeof(acc_t), 1);
-        }
+        for (ptrdiff_t c = 0; c < n; c += 64 / itemsize) __builtin_prefetch(sum + (column + c) * itemsize, 1);
     }
+}
+
+/* Store the first n lanes of a vector of complete sums, or all of them if n is larger, rounded to 16 bits. */
+AG_INLINE void K(store_rounded)(ag_dtype dtype, char *to, V v, ptrdiff_t n)
+{
+#if AG_IS_F64
+    (void)dtype, (void)to, (void)v, (void)n; /* float64 is converted later */
+#else
+    if (dtype == AG_FLOAT16) {
+        if (n < VL) v_f16_store_partial(to, v, n);
+        else v_f16_store(to, v);
+    } else {
+        if (n < VL) v_bf16_store_partial(to, v, n);
+        else v_bf16_store(to, v);
+    }
+#endif
 }
 
 /* Add a tile to rows [first, first + count) and columns [column, column + n) of a gradient's sums. */
@@ -198,6 +213,13 @@ static void K(add_tile)(const ag_sums *sums, const int64_t *row_numbers, ptrdiff
     for (ptrdiff_t r = 0; r < count; r++) {
         const ptrdiff_t row = row_numbers ? row_numbers[first + r] : first + r;
         acc_t *sum = (acc_t *)(sums->data + row * sums->row_stride) + column, *compensation = 0;
+        if (sums->rounded_to) {
+            char *to = sums->data + row * sums->row_stride + column * 2;
+            for (ptrdiff_t c = 0; c < n; c += VL) {
+                K(store_rounded)(sums->rounded_to, to + 2 * c, V_(load)(tile + r * NR + c), n - c);
+            }
+            continue;
+        }
         if (sums->compensation) {
             compensation = (acc_t *)(sums->compensation + (first + r) * sums->compensation_stride);
             compensation += column;
