@@ -11,9 +11,9 @@ from samples import BFLOAT16, DTYPES, Layout, allocated, assert_identical
 import ascend_grad as ag
 from ascend_grad import _cpu, _linear_python
 
-#: Shapes around these limits: resident rows (3 to 64), rows with which the weight is the left operand (256), panels (8 to
-#: 48 rows), tiles (384 rows, 3072 products), segments of features (4 KiB of accumulators), features for which rows are transposed (at most 128) or are
-#: columns in all products (at most 16). Some rows are a power of two apart.
+#: Shapes around these limits: resident rows (3 to 64), rows with which the weight is the left operand (256), panels (6 to
+#: 48), tiles (384 rows, 3072 products), segments of features (4 KiB of accumulators), features for which rows are
+#: transposed (at most 128) or are columns in all products (at most 16). Some rows are a power of two apart.
 SHAPES = shapes(
     (1, 17, 1025), (1, 4000, 20), (3, 700, 1500), (15, 1700, 76), (16, 49, 2100), (16, 16, 1024), (2, 4, 3885),
     (1, 1, 40_000), (5, 9, 33_000), (17, 1, 1025), (1700, 16, 81), (4000, 1, 20), (700, 3, 1500), (64, 65, 520),
@@ -47,9 +47,7 @@ def test_values(shape, dtype, cpu_engines):
 
 
 #: The last two are packed, with one block and one chunk: kernels then round results to 16 bits.
-@pytest.mark.parametrize(
-    "shape", shapes((3, 70, 300), (300, 7, 70), (5, 9, 300), (70, 66, 45), (300, 90, 33)), ids=str
-)
+@pytest.mark.parametrize("shape", shapes((3, 70, 300), (300, 7, 70), (5, 9, 300), (70, 66, 45), (300, 90, 33)), ids=str)
 def test_results_of_any_dtype_and_layout(shape, dtype, cpu_engine):
     problem = problem_of(GRADIENT, shape, dtype)
     x, w = problem.arguments["input"], problem.arguments["weight"]
@@ -92,8 +90,13 @@ LIMITS = {
     "float64": {"avx512": (28, 6), "avx2": (32, 3), "baseline": (32, 32), "neon": (32, 32)},
     "float16": {"avx512": (56, 24), "avx2": (64, 12), "baseline": (64, 64), "neon": (64, 64)},
     "bfloat16": {
-        **{"avx512": (56, 24), "avx2": (64, 12), "baseline": (64, 64), "neon": (64, 64)},
-        **{"avx512_bf16": (32, 12), "amx_bf16": (12, 3), "neon_bf16": (16, 16)},
+        "avx512": (56, 24),
+        "avx2": (64, 12),
+        "baseline": (64, 64),
+        "neon": (64, 64),
+        "avx512_bf16": (32, 12),
+        "amx_bf16": (12, 3),
+        "neon_bf16": (16, 16),
     },
 }
 
