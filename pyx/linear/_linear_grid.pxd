@@ -42,9 +42,13 @@ cdef inline Grid grid_of(
 
 
 cdef inline Grid with_tiles_together(Grid grid, Py_ssize_t multiple) noexcept nogil:
-    """Return a grid whose tasks begin at multiples of some tiles."""
+    """Return a grid whose tasks begin at multiples of some tiles, with fewer panels in a task if there were few tasks."""
+    cdef Py_ssize_t rows
     grid.tile_step = ceil_div(grid.tile_step, multiple) * multiple
-    grid.tasks = grid.groups * ceil_div(grid.tiles, grid.tile_step)
+    rows = ceil_div(grid.tiles, grid.tile_step)
+    grid.panel_step = max(min(grid.panel_step, grid.panels * rows // TASKS), 1)
+    grid.groups = ceil_div(grid.panels, grid.panel_step)
+    grid.tasks = grid.groups * rows
     return grid
 
 

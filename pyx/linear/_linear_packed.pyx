@@ -294,7 +294,7 @@ cdef void run_tiles(Packed *s, ag_linear_source source, ag_linear_result result)
     cdef Tiles tiles
     tiles.kernels, tiles.block, tiles.source, tiles.result = s.run.plan.kernels, &s.block, source, result
     tiles.grid = grid_of(tiles.kernels, s.block.vocab.size, s.block.chunk.rows, s.block.hidden)
-    if s.block.packed.weight_is_left:  # tasks begin at panels of X
+    if source == AG_FROM_PRODUCT and s.block.packed.weight_is_left:  # tasks begin at panels of X
         tiles.grid = with_tiles_together(tiles.grid, tiles.kernels.nr // tiles.kernels.mr)
     _tasks.run_phase(s.run.team, compute_tiles, &tiles, tiles.grid.tasks, False)
 
