@@ -40,6 +40,8 @@ cdef Py_ssize_t MIN_HIDDEN_TO_CACHE_LOGITS = 48
 cdef Py_ssize_t FEW_TASKS = 8
 # Most rows of the longer side for which ranges of the features are the tasks.
 cdef Py_ssize_t FEW_STREAMED = 48
+# Most features with which more rows are not packed if the rows are streamed. Measured.
+cdef Py_ssize_t FEW_FEATURES = 48
 # Least features for each row of the longer side for which ranges of the features are the tasks.
 cdef Py_ssize_t FEATURES_PER_ROW = 8
 
@@ -73,7 +75,9 @@ cdef Verdict unpacked(
     cdef Py_ssize_t most = kernels.max_unpacked_rows if with_gradients(work) else kernels.max_unpacked_statistics
     cdef bint has_many_features = not work.top_k and streamed <= AG_TERMS and hidden >= FEATURES_PER_ROW * streamed
     cdef Plan *plan = &plans.each[0]
-    if work.itemsize * kernels.pair < kernels.element_size:  # packing takes longer, as it widens
+    if rows > vocab and hidden <= FEW_FEATURES:  # epilogues, whose lanes are rows, are a large part of the work
+        most = max(most, kernels.max_unpacked_rows * 2 // kernels.pair)
+    elif work.itemsize * kernels.pair < kernels.element_size:  # packing takes longer, as it widens
         most *= 2
     if not hidden or resident > most:
         return UNFIT

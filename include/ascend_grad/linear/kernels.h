@@ -86,7 +86,7 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .max_unpacked_rows = 32 / PAIR,
     .max_unpacked_statistics = 32 / PAIR,
 #else
-    .max_unpacked_rows = AG_UNIT ? 12 : AG_LANES == 8 || AG_IS_DOT ? 32 : 28,
+    .max_unpacked_rows = AG_UNIT ? 12 : 32,
     .max_unpacked_statistics = AG_UNIT ? 3 : VL * 3 / 4,
 #endif
     .pack_left = K(pack_left),
