@@ -41,6 +41,9 @@ from ascend_grad._linear_run cimport new_block, rows_of, select_chunk
 from ascend_grad._linear_top_k cimport finish_top_k, top_k_of
 from ascend_grad._memory cimport ALIGNMENT, aligned, ceil_div
 
+# Most columns of the logits for which a matrix unit reads its left operand in place. Tiles of rows that are not aligned load
+# slower than packed ones, which matters if they are loaded often. Measured.
+cdef Py_ssize_t MAX_UNIT_COLUMNS = 256
 # Rows of a task that merges statistics.
 cdef Py_ssize_t MERGED_ROWS = 1024
 # Rows of a task that merges lists of the largest logits.
@@ -195,6 +198,8 @@ cdef void select_operands(Packed *s) noexcept nogil:
         packed_left, s.block.packed.right = s.x_rows, run.at.w_rows
     s.packs_left = packed_left != NULL and not is_in_place(kernels, left)
     if kernels.granule > 1:
+        if not run.plan.weight_is_left and run.p.vocab > MAX_UNIT_COLUMNS:
+            s.packs_left = True
         s.block.packed.left_tiles = packed_left if s.packs_left else NULL
         if left.numbers != NULL and left.count:
             left.start, left.numbers = left.numbers[0], NULL

@@ -43,6 +43,8 @@ cdef Py_ssize_t CHUNK_ROWS = 1008
 cdef Py_ssize_t BLOCK_VOCAB = 960
 # Most rows with which X is the right operand of the logits. Packing it is cheap then, and packing W is not. Measured.
 cdef Py_ssize_t MAX_RIGHT_ROWS = 256
+# Least features for each row with which X is the right operand on a matrix unit. Measured.
+cdef Py_ssize_t UNIT_FEATURES_PER_ROW = 4
 # Most panels of W for which rows of X that cannot be read in place are gathered for each panel again. For more panels, they
 # are copied once.
 cdef Py_ssize_t GATHERED_PANELS = 4
@@ -106,6 +108,8 @@ cdef Plan new_plan(
     plan.kernels, plan.work, plan.workspace = kernels, work[0], workspace
     plan.sweep, plan.chunks_outside = PACKED, chunks_outside
     plan.weight_is_left = work.total_rows <= MAX_RIGHT_ROWS and work.total_rows <= work.vocab
+    if kernels.granule > 1:  # products are short, so that transposing their tiles may take longer than packing W
+        plan.weight_is_left = plan.weight_is_left and UNIT_FEATURES_PER_ROW * work.total_rows <= work.hidden
     return plan
 
 

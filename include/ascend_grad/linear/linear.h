@@ -33,13 +33,15 @@
  *                                         the workspace or at the end of the memory of dW
  *
  * Logits of few rows. If rows are few, W is the left operand of the logits, and X is packed as the right one
- * (weight_is_left). NR rows and NR vocabulary entries are computed as [entries][rows] and transposed to NR / MR tiles. The order
- * of a sum is the same in either case. The last panel of the logits is one, two or three vectors wide.
+ * (weight_is_left); on matrix units only if rows are long. NR rows and NR vocabulary entries are computed as [entries][rows]
+ * and transposed to NR / MR tiles. The order of a sum is the same in either case. The last panel of the logits is one, two or
+ * three vectors wide.
  *
  * Unpacked products. Nothing is packed if X or W has at most `max_unpacked_rows` rows, for statistics alone at most
- * `max_unpacked_statistics`; twice as many if packing widens. These rows are called resident, the rows of the other matrix streamed. A tile of at most AG_TILE
- * logits is computed from rows in place and becomes P. It is multiplied with the same streamed rows, which are still in L2.
- * The gradient of the streamed matrix is written once. The gradient of the resident matrix has a partial sum for each task.
+ * `max_unpacked_statistics`; twice as many if packing widens. More vocabulary entries are not packed if they have few features.
+ * These rows are called resident, the rows of the other matrix streamed. A tile of at most AG_TILE logits is computed from rows
+ * in place and becomes P. It is multiplied with the same streamed rows, which are still in L2. The gradient of the streamed
+ * matrix is written once. The gradient of the resident matrix has a partial sum for each task.
  * If vocabulary entries are few, a tile is entries x rows, so that lanes are full for any number of entries. If both sides
  * are short, tasks are ranges of the features, and both gradients are written once. Logits of bfloat16 use dot products if
  * the CPU has them. The other products are f32: bfloat16 is widened while it is read.
