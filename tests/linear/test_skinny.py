@@ -11,8 +11,8 @@ from samples import BFLOAT16, DTYPES, Layout, allocated, assert_identical
 import ascend_grad as ag
 from ascend_grad import _cpu, _linear_python
 
-#: Shapes around these limits: resident rows (3 to 64), rows with which the weight is the left operand (256), panels (6 to
-#: 48), tiles (384 rows, 3072 products), segments of features (4 KiB of accumulators), features for which rows are
+#: Shapes around these limits: resident rows (3 to 64), rows with which the weight is the left operand (256), panels (6
+#: to 48), tiles (384 rows, 3072 products), segments of features (4 KiB of accumulators), features for which rows are
 #: transposed (at most 128) or are columns in all products (at most 16). Some rows are a power of two apart.
 SHAPES = shapes(
     (1, 17, 1025), (1, 4000, 20), (3, 700, 1500), (15, 1700, 76), (16, 49, 2100), (16, 16, 1024), (2, 4, 3885),
@@ -116,7 +116,7 @@ def test_only_few_are_not_packed(dtype, forced):
                 *(((few, few, features), True) for features in (5, 80, 2000)),
                 *(((few + 1, 900, features), False) for features in (5, 80, 2000)),
                 *(((900, few + 1, features), False) for features in (49, 80, 2000)),
-                *(((900, entries, 48), entries <= max(few, of_short_rows)) for entries in (few, few + 1, 32, 33, 64, 65)),
+                *(((900, n, 48), n <= max(few, of_short_rows)) for n in (few, few + 1, 32, 33, 64, 65)),
                 ((few + 1, few + 1, 2000), False),
                 ((few, 128, 2000), True),
             ):
