@@ -161,6 +161,31 @@ def test_threads_and_layouts_have_equal_bits(shape, axis, dtype, cpu_engines):
             assert_right(results[0], right, dtype, engine.name)
 
 
+@pytest.mark.parametrize("K", [1, 2, 5, 8, 33])
+@pytest.mark.parametrize("options", [{}, {"class_weight": "classes", "label_smoothing": 0.1}, {"grad_entropy": "rows"}])
+def test_rows_of_several_targets_have_the_bits_of_rows_alone(K, options, dtype, cpu_engine):
+    """Vectors across rows, with some targets equal, ignored or nearly certain, compute what one row alone gets."""
+    options = options | {"reduction": "none"}
+    arguments = random_arguments("alone", (37, 6), -1, dtype, options=options, K=K)
+    arguments["input"][::3, 2] = 40
+    arguments["target"][5] = -100
+    arguments["target"][::4, 0] = -100
+    right = cross_entropy_oracles.expected(**arguments)
+    together = cpu_engine.call("cross_entropy", **arguments)
+    assert_right(together, right, dtype)
+    columns = cpu_engine.call(
+        "cross_entropy", **arguments | {"input": np.ascontiguousarray(arguments["input"].T), "axis": 0}
+    )
+    assert columns.loss.tobytes() == together.loss.tobytes()
+    assert columns.input_grad.T.tobytes() == together.input_grad.tobytes()
+    of_rows = [name for name in ("input", "target", "target_prob", "grad_entropy") if name in arguments]
+    for i in range(37):
+        one = {name: arguments[name][i : i + 1] for name in of_rows}
+        alone = cpu_engine.call("cross_entropy", **arguments | one)
+        assert alone.loss.tobytes() == together.loss[i : i + 1].tobytes()
+        assert alone.input_grad.tobytes() == together.input_grad[i : i + 1].tobytes()
+
+
 def test_confident_rows_among_others(dtype, cpu_engine):
     """Sums of exponentials close to 1 are computed again, for one row or several together."""
     arguments = random_arguments("confident", (40, 70), -1, dtype, options={"label_smoothing": 0.1})
