@@ -163,9 +163,11 @@ def round_into(out: np.ndarray, values: np.ndarray) -> None:
         out[...] = np.array(odd, ndmin=1).view(np.float32).reshape(nearest.shape)
 
 
-def without_memory(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return an array with the strides of a new C-contiguous array, over the memory of one element."""
-    strides = [dtype.itemsize] * len(shape)
-    for axis in range(len(shape) - 1, 0, -1):
-        strides[axis - 1] = strides[axis] * max(shape[axis], 1)
+def without_memory(shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...] | None = None) -> np.ndarray:
+    """Return an array with these strides, or those of a new C-contiguous array, over the memory of one element."""
+    if strides is None:
+        steps = [dtype.itemsize] * len(shape)
+        for axis in range(len(shape) - 1, 0, -1):
+            steps[axis - 1] = steps[axis] * max(shape[axis], 1)
+        strides = tuple(steps)
     return np.lib.stride_tricks.as_strided(np.empty(1, dtype), shape, strides)

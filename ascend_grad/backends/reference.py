@@ -423,7 +423,7 @@ def linear_top_k(input, weight, k, **options):
 
 
 def _result(spec: ResultSpec, out: np.ndarray | None) -> np.ndarray:
-    return np.empty(spec.shape, spec.dtype) if out is None else out
+    return np.ndarray(spec.shape, spec.dtype, strides=spec.strides) if out is None else out
 
 
 def _run(call: Call) -> tuple[np.ndarray | None, ...]:

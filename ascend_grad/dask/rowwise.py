@@ -68,7 +68,7 @@ def blockwise(
 
 def _with_out(function: Callable[..., NDArray], dtype: np.dtype, *arrays: NDArray, **settings: Any) -> NDArray:
     """Compute a block in a dtype. A block of the result has the shape of the first array's."""
-    return function(*arrays, out=np.empty(arrays[0].shape, dtype), **settings)
+    return function(*arrays, out=np.empty_like(arrays[0], dtype), **settings)
 
 
 def _computed(operator: Operator, options: BlockOptions, **values: Any) -> da.Array:

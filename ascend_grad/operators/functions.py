@@ -49,9 +49,10 @@ def softmax_backward(
     Other Parameters
     ----------------
     out : ndarray or tensor, optional
-        The array for the result, which is returned instead of a new, C-contiguous one: of the result's shape, any
-        strides, and any of the four floating dtypes (the accumulator is rounded once, to that dtype). It may be one of
-        the inputs or overlap them.
+        The array for the result, which is returned instead of a new one: of the result's shape, any strides, and any of
+        the four floating dtypes (the accumulator is rounded once, to that dtype). It may be one of the inputs or
+        overlap them. A new array of NumPy has the axis order of the first input if that is dense (NumPy's order
+        ``"K"``), otherwise C order.
     backend : {"auto", "cpu", "npu", "reference"}, optional
         The backend; default: `use_backend`, then ``ASCEND_GRAD_BACKEND``, then the device if it takes the call.
     num_threads : int, optional

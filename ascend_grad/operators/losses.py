@@ -96,7 +96,8 @@ def cross_entropy(
         The loss, shape () or that of the rows; float32, or float64 if `input` is float64. A mean without rows, or whose
         sum of weights is 0, is NaN (and its gradients are 0).
     input_grad : ndarray or None
-        The gradient with respect to `input`: `out`, or a new C-contiguous array of its shape and dtype.
+        The gradient with respect to `input`: `out`, or a new array of its shape and dtype, and of its axis order as in
+        `softmax_backward`.
     lse, log_prob, entropy, predicted, correct : ndarray
         The requested outputs. Others are no fields, and None as attributes. All but the last have a number for each
         row, and that of an ignored row is 0, or -1 for `predicted`. `log_prob` has the shape of `target`: with

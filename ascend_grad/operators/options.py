@@ -42,6 +42,8 @@ ARRAYS = (PER_ROW, PER_CLASS, PER_TARGET, NUMBER_OR_PER_ROW)
 
 #: The losses that have options.
 EVERY_LOSS = ("cross_entropy", "linear_cross_entropy")
+#: The name under which devices have the fused operators of the loss of a linear layer.
+FUSED = "fused_linear_cross_entropy"
 
 
 class Option(NamedTuple):
@@ -103,7 +105,7 @@ OPTIONS = {
             None,
             "Factors :math:`r` of the losses of the rows. A row of weight 0 adds nothing to the loss and to the "
             "gradients, whatever values it holds.",
-            on_device=EVERY_LOSS,
+            on_device=(*EVERY_LOSS, FUSED),
         ),
         Option(
             "class_weight",
@@ -111,7 +113,7 @@ OPTIONS = {
             None,
             None,
             "Factors :math:`c` of the classes. A term of weight 0 is 0, whatever its logit is.",
-            on_device=EVERY_LOSS,
+            on_device=(*EVERY_LOSS, FUSED),
         ),
         Option(
             "target_prob",
@@ -129,7 +131,7 @@ OPTIONS = {
             0.0,
             FRACTION,
             "The share :math:`s` of the loss that goes to all classes, from 0 to 1.",
-            on_device=("cross_entropy",),
+            on_device=EVERY_LOSS,
         ),
         Option(
             "lse_square_scale",
@@ -137,7 +139,7 @@ OPTIONS = {
             0.0,
             FINITE,
             "The factor of the squared :math:`\\mathrm{lse}`, which keeps logits from drifting (z-loss).",
-            on_device=("cross_entropy",),
+            on_device=EVERY_LOSS,
             has_own_divisor=True,
         ),
         Option(
@@ -147,7 +149,7 @@ OPTIONS = {
             POSITIVE,
             "The divisor of the logits, above 0: one number, or one for each row. A number outside of "
             "[2**-60, 2**60] counts as the nearest end ([2**-500, 2**500] if `input` is float64).",
-            on_device=("cross_entropy",),
+            on_device=EVERY_LOSS,
         ),
         Option(
             "denominator",
@@ -156,7 +158,7 @@ OPTIONS = {
             POSITIVE,
             "The divisor of a mean, above 0, instead of the sums of weights. Ranks that share a batch pass the sum "
             "over all ranks.",
-            on_device=EVERY_LOSS,
+            on_device=(*EVERY_LOSS, FUSED),
         ),
         Option(
             "bias",
@@ -166,6 +168,7 @@ OPTIONS = {
             "The layer's bias. If `input` is not float64, a finite number above the range of float32 counts as its "
             "largest number, and one below it as negative infinity.",
             of_logits=False,
+            on_device=("linear_cross_entropy",),
         ),
         Option(
             "logit_scale",
@@ -174,7 +177,7 @@ OPTIONS = {
             FINITE,
             "The factor of the logits before `softcap` and `temperature`. A number beyond 2**60 (2**500 if `input` is "
             "float64) counts as that number.",
-            on_device=("cross_entropy",),
+            on_device=EVERY_LOSS,
         ),
         Option(
             "softcap",
@@ -183,7 +186,7 @@ OPTIONS = {
             POSITIVE,
             "The bound of the logits before `temperature` divides them, above 0; limited as `temperature` is. None: "
             "the logits are not bounded.",
-            on_device=("cross_entropy",),
+            on_device=EVERY_LOSS,
         ),
         Option(
             "outputs",
@@ -201,13 +204,13 @@ OUTPUTS = {
         Output(
             "lse",
             "The logarithm of the sum of the exponentials of each row's logits; 0 for ignored rows.",
-            on_device=EVERY_LOSS,
+            on_device=(*EVERY_LOSS, FUSED),
         ),
         Output(
             "log_prob",
             "The log-probability of each target, also of several in a row; 0 for ignored targets.",
             is_of_targets=True,
-            on_device=EVERY_LOSS,
+            on_device=(*EVERY_LOSS, FUSED),
         ),
         Output(
             "entropy",

@@ -24,7 +24,7 @@ from .._loss_arguments import weight_sums
 from ..arguments import MAX_INDEX, integer, shown, thread_count, warn
 from ..backends.ascend import limits
 from ..errors import BackendUnavailableError, ParamInvalidError, ParamTypeError
-from ..operators.options import OUTPUT_GRADIENTS, OUTPUTS, has_own_divisor, needs_entropy
+from ..operators.options import FUSED, OUTPUT_GRADIENTS, OUTPUTS, has_own_divisor, needs_entropy
 from ..operators.ranks import (
     ARGUMENTS_OF_PARTS,
     DATA_PARALLEL,
@@ -92,7 +92,7 @@ class Shard:
         self._a = WITHOUT_ARGUMENT | call.arguments
         self._given = given_over_ranks(self._a)
         #: The first option or gradient that no device computes, if any, and what of it.
-        self._lacking = limits.first_lacking(self._given, self._a, "linear_cross_entropy")
+        self._lacking = limits.first_lacking(self._given, self._a, FUSED)
         # A rank without weight rows calls no operator, which would check these arguments.
         backend, source = requested(options["backend"], call.operator)
         threads = thread_count(options["num_threads"], self._operator)

@@ -194,7 +194,7 @@ cdef cnp.ndarray tensor_memory(int ndim, const cnp.npy_intp *shape, cnp.dtype dt
     if failure or data == NULL:
         return _memory.empty(ndim, shape, dtype)
     _memory.advise_huge_pages(<char *>data, count * dtype.itemsize)
-    return _memory.array_over(ndim, shape, dtype, data, tensor)
+    return _memory.array_over(ndim, shape, dtype, data, tensor, NULL)
 
 
 cdef object tensor_under(cnp.ndarray array):

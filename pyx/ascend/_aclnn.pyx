@@ -11,7 +11,7 @@ and is closed on every path.
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
 from . import _acl
-from .errors import device_error
+from .errors import BackendUnavailableError, device_error
 
 from ascend_grad cimport _acl
 from ascend_grad._acl cimport (
@@ -222,6 +222,9 @@ cdef class Executor:
     cdef object attribute  # an argument of stage 1 that has to exist until stage 2 has returned
 
     def __cinit__(self, int operator):
+        if _prepare[operator] == NULL or _launch[operator] == NULL:
+            # A call was accepted for other operators, which another thread has found to be missing meanwhile.
+            raise BackendUnavailableError(f"this toolkit lacks {NAMES[operator]}")
         self.operator = operator
         self.workspace_size = 0
         self.handle = NULL

@@ -57,15 +57,16 @@ cdef class Result:
     cdef tuple dims, asked_by
     cdef str reduced_by
     cdef cnp.dtype dtype
-    cdef bint is_accumulator, has_rows, is_of_rows, is_of_targets
+    cdef bint is_accumulator, has_rows, is_of_rows, is_of_targets, keeps_order
     cdef int like_slot, reduction_slot
     cdef int conditions
     cdef int[MAX_CONDITIONS] condition_slots, condition_entries
     cdef tuple condition_names  # names that the parameters have to contain; None for a condition without one
-    cdef object bind(self, tuple parameters)
+    cdef object bind(self, tuple parameters, Family family)
     cdef bint is_asked_for(self, Call call) except -1
     cdef int shape_for(self, Call call, cnp.npy_intp *shape) except -1
     cdef cnp.dtype dtype_for(self, Call call)
+    cdef bint keeps_order_in(self, Call call) noexcept
     cdef cnp.ndarray allocate(self, Call call)
 
 

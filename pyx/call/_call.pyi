@@ -8,6 +8,7 @@ ACCUMULATOR: Final = "accumulator"
 class ResultSpec(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype
+    strides: tuple[int, ...] | None
 
 class Check:
     names: tuple[str, ...]

@@ -36,10 +36,11 @@ ACCUMULATOR = "accumulator"
 
 
 class ResultSpec(NamedTuple):
-    """The shape of a new result, and its dtype in native byte order."""
+    """The shape of a new result, its dtype in native byte order, and its strides; None stands for C order."""
 
     shape: tuple
     dtype: np.dtype
+    strides: tuple | None
 
 
 # ---- arrays ----------------------------------------------------------------------------------------------------------
@@ -128,9 +129,10 @@ cdef class Result:
         self.is_accumulator = dtype is ACCUMULATOR
         self.dtype = None if self.is_accumulator else dtype
 
-    cdef object bind(self, tuple parameters):
+    cdef object bind(self, tuple parameters, Family family):
         self.like_slot = parameters.index(self.like)
         self.is_of_rows, self.is_of_targets = self.dims == ("rows",), self.dims == ("targets",)
+        self.keeps_order = family != LINEAR and self.dims is None
         # The input of a linear operator is its first parameter.
         self.has_rows = self.dims[:1] in (("BT",), ("targets",)) if self.dims is not None else self.like_slot == 0
         self.reduction_slot = -1 if self.reduced_by is None else parameters.index(self.reduced_by)
@@ -188,21 +190,32 @@ cdef class Result:
         cdef cnp.ndarray like = call.array(self.like_slot)
         return accumulator_of(like) if self.is_accumulator else native_dtype(like)
 
+    cdef bint keeps_order_in(self, Call call) noexcept:
+        """Return whether the call's result has the axis order of `like`: row-wise results of NumPy have."""
+        return self.keeps_order and (call.kind is NUMPY or call.kind is None)
+
     cdef cnp.ndarray allocate(self, Call call):
         """Allocate a new array for the result."""
         cdef cnp.npy_intp[8] shape
-        cdef int rank = self.shape_for(call, shape)
+        cdef int rank
         cdef cnp.dtype dtype = self.dtype_for(call)
+        if self.keeps_order_in(call):
+            return _memory.empty_in_order(call.array(self.like_slot), dtype)
+        rank = self.shape_for(call, shape)
         return _memory.empty(rank, shape, dtype) if call.kind is None else call.kind.empty(rank, shape, dtype)
 
     def spec(self, Call call not None):
-        """Return shape and dtype of the result of a validated call, or None if the call does not ask for it."""
-        cdef cnp.npy_intp[8] shape
+        """Return the specification of the result of a validated call, or None if the call does not ask for it."""
+        cdef cnp.npy_intp[8] shape, strides
         cdef int axis
         if not self.is_asked_for(call):
             return None
         cdef int rank = self.shape_for(call, shape)
-        return ResultSpec(tuple([shape[axis] for axis in range(rank)]), self.dtype_for(call))
+        cdef cnp.dtype dtype = self.dtype_for(call)
+        order = None
+        if self.keeps_order_in(call) and _memory.set_order(call.array(self.like_slot), dtype.itemsize, strides):
+            order = tuple([strides[axis] for axis in range(rank)])
+        return ResultSpec(tuple([shape[axis] for axis in range(rank)]), dtype, order)
 
 
 #: Names of the kernels of the linear operators, in the order of `LinearKernels`.
@@ -262,6 +275,7 @@ cdef class Operator:
         cdef Result result
         cdef int i
         self.name, self.device_name = name, device_name
+        self.family = {"rowwise": ROWWISE, "linear": LINEAR, "losses": LOSSES}[family]
         self.parameters = tuple(parameters.split())
         self.array_names, self.optional_names = tuple(arrays.split()), tuple(optional.split())
         self.array_count = <int>len(self.array_names)
@@ -280,11 +294,10 @@ cdef class Operator:
         for check in (*self.checks, *self.value_checks):
             check.bind(self.parameters)
         for result in self.result_specs:
-            result.bind(self.parameters)
+            result.bind(self.parameters, self.family)
         self.results = tuple([(<Result>each).name for each in self.result_specs])
         self.slots = {each: i for i, each in enumerate(self.parameters)}
         self.out_index = 0 if out is None else self.results.index(out)
-        self.family = {"rowwise": ROWWISE, "linear": LINEAR, "losses": LOSSES}[family]
         self.kernels = {ROWWISE: _rowwise_kernels, LINEAR: LINEAR_KERNELS, LOSSES: ("cross_entropy",)}[self.family].index(kernels)
         for i, each in enumerate((*operands.split(), "", "")[:2] + (mask, scale)):
             self.operand_slots[i] = self.parameters.index(each) if each else -1
@@ -333,7 +346,7 @@ cdef class Call:
 
     @property
     def specs(self):
-        """Return shape and dtype of each result, or None for a result that is not asked for."""
+        """Return the specification of each result, or None for a result that is not asked for."""
         return tuple([(<Result>result).spec(self) for result in self.operator.result_specs])
 
     @property

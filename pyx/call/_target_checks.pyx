@@ -278,12 +278,30 @@ cdef class TargetsInRange(Check):
         return 0
 
 
+cdef bint has_others(
+    const void *targets, bint is_wide, Py_ssize_t begin, Py_ssize_t end, int64_t start, int64_t entries
+) noexcept nogil:
+    """Return whether some targets in [begin, end) are no entries. The loops have no comparisons, so that they have vectors."""
+    cdef uint64_t bits = 0, offset, last = <uint64_t>entries - 1
+    cdef Py_ssize_t i
+    # Both numbers have the sign 0 if and only if the offset is in [0, last]. An unsigned difference does not overflow.
+    if is_wide:
+        for i in range(begin, end):
+            offset = <uint64_t>(<const int64_t *>targets)[i] - <uint64_t>start
+            bits |= offset | (last - offset)
+    else:
+        for i in range(begin, end):
+            offset = <uint64_t>(<const int32_t *>targets)[i] - <uint64_t>start
+            bits |= offset | (last - offset)
+    return bits >> 63
+
+
 cdef class TargetsInTheVocabulary(Check):
     """Check that targets are vocabulary entries or ``ignore_index``. A row may have several targets.
 
     The entries are the rows of a linear layer's weight, the first of which has the id ``vocab_start_index``, or the elements
     of a row of logits. A call on logits gets a copy of the targets, since they are places in memory, which another thread
-    must not change later.
+    must not change later. Several targets of a row are compared with the number of classes again when they are read.
     """
 
     def __init__(self, vocab_start_index=None):
@@ -303,7 +321,11 @@ cdef class TargetsInTheVocabulary(Check):
         cdef cnp.ndarray target = call.array(self.slots[0])
         cdef Py_ssize_t columns = 1
         if of_logits:
-            target = np.array(target if is_here else host_values(given), target.dtype.newbyteorder("="), order="C")
+            target = target if is_here else host_values(given)
+            if call.values[self.slots[2]] is not None:
+                target = np.require(target, target.dtype.newbyteorder("="), ["C", "A"])
+            else:
+                target = np.array(target, target.dtype.newbyteorder("="), order="C")
             if is_here:
                 call.values[self.slots[0]] = target
         elif cnp.PyArray_NDIM(target) == 2:
@@ -313,15 +335,16 @@ cdef class TargetsInTheVocabulary(Check):
             target = call.host_vector(self.slots[0], call.sizes[BT])
         cdef bint is_wide = cnp.PyArray_ITEMSIZE(target) == 8, is_wrong
         cdef const void *targets = cnp.PyArray_DATA(target)
-        cdef Py_ssize_t begin = 0, i, count = cnp.PyArray_SIZE(target)
+        cdef Py_ssize_t begin = 0, end, i, count = cnp.PyArray_SIZE(target)
         if not of_logits:
             count = min(count, call.sizes[BT] * columns)
         cdef int64_t start = call.values[self.slots[3]] if self.count > 3 else 0
         cdef int64_t each, entries = vocabulary_of(call), ignored = call.values[self.slots[1]]
         cdef double last = 0
         while begin < count:
+            end = min(begin + ROWS_PER_CHECK, count)
             is_wrong = False
-            for i in range(begin, min(begin + ROWS_PER_CHECK, count)):
+            for i in range(begin, end if has_others(targets, is_wide, begin, end, start, entries) else begin):
                 each = (<const int64_t *>targets)[i] if is_wide else (<const int32_t *>targets)[i]
                 # An unsigned difference does not overflow. It is large if the target is below the first entry.
                 is_wrong |= (<uint64_t>each - <uint64_t>start >= <uint64_t>entries) & (each != ignored)

@@ -13,7 +13,7 @@ for some problems. The first candidate that is FINAL is chosen, or else the chea
 chosen.
 """
 
-from ascend_grad._linear_kernels cimport AG_MAX_UNPACKED_ROWS, AG_TERMS, ag_linear_kernels
+from ascend_grad._linear_kernels cimport AG_TERMS, ag_linear_kernels
 from ascend_grad._linear_plan cimport (
     Plan,
     Plans,
@@ -40,13 +40,10 @@ cdef Py_ssize_t MIN_HIDDEN_TO_CACHE_LOGITS = 48
 cdef Py_ssize_t FEW_TASKS = 8
 # Most rows of the longer side for which ranges of the features are the tasks.
 cdef Py_ssize_t FEW_STREAMED = 48
-# Most rows of the shorter side for which ranges of the features may be the tasks. The longer side has at most AG_TERMS rows.
-cdef Py_ssize_t MAX_RESIDENT_FOR_FEATURES = 128
+# Most features with which more rows are not packed if the rows are streamed. Measured.
+cdef Py_ssize_t FEW_FEATURES = 48
 # Least features for each row of the longer side for which ranges of the features are the tasks.
 cdef Py_ssize_t FEATURES_PER_ROW = 8
-# Least features for which `max_unpacked_long_rows` is the limit of unpacked statistics. Adding up the lanes of dot products is
-# then a small part of the work.
-cdef Py_ssize_t LONG_ROWS = 512
 
 
 cdef enum Verdict:
@@ -75,10 +72,14 @@ cdef Verdict unpacked(
     """Pack nothing, if one side is short. The choice depends on all rows, so that fewer active rows do not take more space."""
     cdef Py_ssize_t rows = work.total_rows, vocab = work.vocab, hidden = work.hidden
     cdef Py_ssize_t streamed = max(rows, vocab), resident = min(rows, vocab)
-    cdef bint has_long_rows = hidden >= LONG_ROWS
+    cdef Py_ssize_t most = kernels.max_unpacked_rows if with_gradients(work) else kernels.max_unpacked_statistics
     cdef bint has_many_features = not work.top_k and streamed <= AG_TERMS and hidden >= FEATURES_PER_ROW * streamed
     cdef Plan *plan = &plans.each[0]
-    if not hidden:
+    if rows > vocab and hidden <= FEW_FEATURES:  # epilogues, whose lanes are rows, are a large part of the work
+        most = max(most, kernels.max_unpacked_rows * 2 // kernels.pair)
+    elif work.itemsize * kernels.pair < kernels.element_size:  # packing takes longer, as it widens
+        most *= 2
+    if not hidden or resident > most:
         return UNFIT
     if work.top_k and (rows > vocab or streamed <= FEW_STREAMED):  # only VOCAB_STREAMED computes the largest logits
         return UNFIT
@@ -87,17 +88,10 @@ cdef Verdict unpacked(
     plan.chunks = plan.blocks = plan.packed_chunks = 1
     if streamed <= FEW_STREAMED:
         cut_features(plan)
-    elif resident <= (
-        kernels.max_unpacked_long_rows if has_long_rows and not with_gradients(work) else kernels.max_unpacked_rows
-    ):
+    else:
         cut_streamed(plan)
         if plan.tasks < FEW_TASKS and has_many_features:
             cut_features(plan)
-    elif kernels.max_unpacked_rows == AG_MAX_UNPACKED_ROWS and resident <= MAX_RESIDENT_FOR_FEATURES and has_many_features:
-        # Other kernels have fewer registers, or products of pairs: packing then pays for fewer rows.
-        cut_features(plan)
-    else:
-        return UNFIT
     plans.count = 1
     return FINAL if nbytes(plan) <= workspace else UNFIT
 

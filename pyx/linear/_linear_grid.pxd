@@ -41,6 +41,17 @@ cdef inline Grid grid_of(
     return grid
 
 
+cdef inline Grid with_tiles_together(Grid grid, Py_ssize_t multiple) noexcept nogil:
+    """Return a grid whose tasks begin at multiples of some tiles, with fewer panels in a task if there were few tasks."""
+    cdef Py_ssize_t rows
+    grid.tile_step = ceil_div(grid.tile_step, multiple) * multiple
+    rows = ceil_div(grid.tiles, grid.tile_step)
+    grid.panel_step = max(min(grid.panel_step, grid.panels * rows // TASKS), 1)
+    grid.groups = ceil_div(grid.panels, grid.panel_step)
+    grid.tasks = grid.groups * rows
+    return grid
+
+
 cdef inline Part part_of(const Grid *grid, Py_ssize_t task) noexcept nogil:
     """Return the tiles and panels of a task."""
     cdef Part part

@@ -31,6 +31,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         Py_ssize_t compensation_stride
         int add
         int last
+        ag_dtype rounded_to
 
     ctypedef enum ag_linear_source:
         AG_FROM_PRODUCT
@@ -139,8 +140,10 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
     bint ag_list_order_has_next(const ag_list_order *order)
 
     ctypedef struct ag_packed:
-        void *x_rows
-        void *w_rows
+        int weight_is_left
+        ag_rows left
+        void *left_tiles
+        void *right
         void *x_columns
         void *w_columns
         void *p
@@ -174,14 +177,15 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         int vector
         int pair
         int granule
+        int reads_runs
         int column_group
         int element_size
         int acc_size
         int max_unpacked_rows
-        int max_unpacked_long_rows
-        void (*pack_tile)(void *to, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count,
+        int max_unpacked_statistics
+        void (*pack_left)(void *to, Py_ssize_t pitch, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count,
                           Py_ssize_t first, Py_ssize_t n) noexcept nogil
-        void (*pack_panel)(void *to, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count,
+        void (*pack_right)(void *to, Py_ssize_t pitch, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count,
                            Py_ssize_t first, Py_ssize_t n) noexcept nogil
         void (*pack_columns)(void *to, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count,
                              Py_ssize_t first, Py_ssize_t n) noexcept nogil

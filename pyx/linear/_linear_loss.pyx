@@ -69,6 +69,7 @@ from ascend_grad._loss_options cimport (
     is_dense,
     needs_entropy,
     number_of,
+    prob_at,
     round_class_weights,
     set_denominators,
     smoothing_term,
@@ -174,7 +175,7 @@ cdef void set_targets(Loss *x, Py_ssize_t i) noexcept nogil:
             target = target_at(&x.o, i * x.o.target_count + k)
             entries[k], weights[k] = -1, 0
             if target != x.p.rows.ignored:
-                entries[k], weights[k] = target - x.p.rows.start, x.o.target_prob[i * x.o.target_count + k]
+                entries[k], weights[k] = target - x.p.rows.start, prob_at(&x.o, i * x.o.target_count + k)
         # Without statistics no target counts as nearly certain.
         logits[k] = 0 if x.lse == NULL else -INFINITY
         if x.is_part:

@@ -5,9 +5,11 @@ other products read. The state of the sweep is the selected pair. Every phase ha
 the calling thread.
 """
 
+from libc.stdint cimport int64_t
+
 from ascend_grad cimport _tasks
-from ascend_grad._kernels cimport ag_convert, ag_itemsize, ag_variant
-from ascend_grad._linear_grid cimport Grid, Part, grid_of, part_of
+from ascend_grad._kernels cimport AG_FLOAT32, ag_convert, ag_dtype, ag_itemsize, ag_variant
+from ascend_grad._linear_grid cimport Grid, Part, grid_of, part_of, with_tiles_together
 from ascend_grad._linear_kernels cimport (
     AG_FROM_LOGITS,
     AG_FROM_PRODUCT,
@@ -20,21 +22,28 @@ from ascend_grad._linear_kernels cimport (
     ag_linear_result,
     ag_linear_source,
     ag_matrix,
+    ag_rows,
 )
 from ascend_grad._linear_packing cimport Operand, pack
 from ascend_grad._linear_plan cimport (
     Plan,
     logits_of_block,
+    elements,
     packed_columns,
-    packed_rows,
+    packed_input,
+    rounds_input_grad,
+    rounds_weight_grad,
     sums_all_of_weight_grad,
 )
 from ascend_grad._linear_problem cimport SEGMENT, convert_segment, has_dense_rows
 from ascend_grad._linear_results cimport finish_statistics
-from ascend_grad._linear_run cimport new_block, select_chunk
+from ascend_grad._linear_run cimport new_block, rows_of, select_chunk
 from ascend_grad._linear_top_k cimport finish_top_k, top_k_of
 from ascend_grad._memory cimport ALIGNMENT, aligned, ceil_div
 
+# Most columns of the logits for which a matrix unit reads its left operand in place. Tiles of rows that are not aligned load
+# slower than packed ones, which matters if they are loaded often. Measured.
+cdef Py_ssize_t MAX_UNIT_COLUMNS = 256
 # Rows of a task that merges statistics.
 cdef Py_ssize_t MERGED_ROWS = 1024
 # Rows of a task that merges lists of the largest logits.
@@ -50,16 +59,18 @@ ctypedef struct Packed:
     const Run *run
     ag_linear_block block
     Py_ssize_t chunk                  # number of the selected chunk; -1: none
+    char *x_rows                      # memory for the packed rows of the chunk; NULL: they are never packed
+    bint packs_left                   # whether the left operand of the logits is packed, and not read in place
 
 
 cdef void run_packed(const Run *run) noexcept nogil:
     """Run a plan of packed chunks and blocks."""
     cdef Packed s
-    s.run, s.block, s.chunk = run, new_block(run), -1
+    s.run, s.block, s.chunk, s.x_rows = run, new_block(run), -1, NULL
     s.block.packed.p, s.block.packed.p_pairs, s.block.packed.skipped = run.at.p, run.at.p_pairs, run.at.skipped
     s.block.packed.panel_max, s.block.packed.panel_sum = run.at.panel_max, run.at.panel_sum
     s.block.packed.panel_rest, s.block.packed.panel_more = run.at.panel_rest, run.at.panel_more
-    s.block.packed.w_rows, s.block.packed.w_columns = run.at.w_rows, run.at.w_columns
+    s.block.packed.w_columns, s.block.packed.weight_is_left = run.at.w_columns, run.plan.weight_is_left
     place_sums(&s)
     if run.plan.caches_logits:
         run_with_logits_of_chunks(&s)
@@ -71,7 +82,7 @@ cdef void run_packed(const Run *run) noexcept nogil:
         run_statistics(&s)
     else:
         run_gradients(&s)
-    if run.plan.work.with_input_grad and run.input_sums != NULL:
+    if run.plan.work.with_input_grad and run.input_sums != NULL and not s.block.input_grad.rounded_to:
         convert_sums(run, &run.p.input_grad, 0, run.p.rows.total, run.input_sums, run.p.hidden * run.plan.kernels.acc_size)
 
 
@@ -164,12 +175,55 @@ cdef void select_pair(Packed *s, Py_ssize_t b, Py_ssize_t c) noexcept nogil:
     s.block.vocab.size = min(plan.vocab, plan.work.vocab - b * plan.vocab)
     s.block.packed.logits = cached_logits(run, b, c)
     if run.at.x_rows != NULL:
-        s.block.packed.x_rows = run.at.x_rows + place * packed_rows(plan, plan.rows)
+        s.x_rows = run.at.x_rows + place * packed_input(plan)
     if run.at.x_columns != NULL:
         s.block.packed.x_columns = run.at.x_columns + place * packed_columns(plan, plan.rows)
     if c != s.chunk and not run.team.is_cancelled:
         select_chunk(run, c, &s.block.chunk)
         s.chunk = c
+    select_operands(s)
+
+
+cdef void select_operands(Packed *s) noexcept nogil:
+    """Set the operands of the logits of the selected pair."""
+    cdef const Run *run = s.run
+    cdef const ag_linear_kernels *kernels = run.plan.kernels
+    cdef ag_rows *left = &s.block.packed.left
+    cdef char *packed_left
+    if run.plan.weight_is_left:
+        left[0] = rows_of(&run.p.weight, NULL, s.block.vocab.start, s.block.vocab.size)
+        packed_left, s.block.packed.right = run.at.w_rows, s.x_rows
+    else:
+        left[0] = rows_of(&run.p.input, s.block.chunk.row_numbers, 0, s.block.chunk.rows)
+        packed_left, s.block.packed.right = s.x_rows, run.at.w_rows
+    s.packs_left = packed_left != NULL and not is_in_place(kernels, left)
+    if kernels.granule > 1:
+        if not run.plan.weight_is_left and run.p.vocab > MAX_UNIT_COLUMNS:
+            s.packs_left = True
+        s.block.packed.left_tiles = packed_left if s.packs_left else NULL
+        if left.numbers != NULL and left.count:
+            left.start, left.numbers = left.numbers[0], NULL
+    elif s.packs_left:
+        left.numbers, left.matrix.data, left.matrix.swapped = NULL, packed_left, False
+        left.matrix.step = kernels.element_size // kernels.pair
+        left.matrix.row_stride = elements(kernels, run.p.hidden) * kernels.element_size
+        if left.matrix.step == 4:
+            left.matrix.dtype = AG_FLOAT32
+
+
+cdef bint is_in_place(const ag_linear_kernels *kernels, const ag_rows *left) noexcept nogil:
+    """Return whether kernels read the rows of a left operand where they lie."""
+    cdef int itemsize = ag_itemsize[<int>left.matrix.dtype]
+    cdef int64_t first = left.start
+    if itemsize != kernels.element_size // kernels.pair or left.matrix.step != itemsize or left.matrix.swapped:
+        return False
+    if kernels.granule == 1:
+        return True
+    if left.numbers != NULL and left.count:
+        first = left.numbers[0]
+        if left.numbers[left.count - 1] - first != left.count - 1:
+            return False
+    return kernels.reads_runs and first + left.count >= kernels.mr
 
 
 cdef char *cached_logits(const Run *run, Py_ssize_t b, Py_ssize_t c) noexcept nogil:
@@ -203,9 +257,9 @@ cdef void pack_pair(Packed *s, Py_ssize_t b, Py_ssize_t c, bint logits, bint gra
 cdef void pack_weight(Packed *s, bint rows, bint columns) noexcept nogil:
     """Pack rows or columns, or both, of the selected block of the weight."""
     cdef Operand operand
-    operand.matrix, operand.row_numbers, operand.is_input = s.run.p.weight, NULL, False
+    operand.matrix, operand.row_numbers, operand.is_left = s.run.p.weight, NULL, s.run.plan.weight_is_left
     operand.start, operand.count, operand.hidden = s.block.vocab.start, s.block.vocab.size, s.block.hidden
-    operand.rows = s.block.packed.w_rows if rows else NULL
+    operand.rows = s.run.at.w_rows if rows and (s.packs_left or not operand.is_left) else NULL
     operand.columns = s.block.packed.w_columns if columns else NULL
     pack(s.run.plan.kernels, &operand, s.run.team)
 
@@ -213,9 +267,10 @@ cdef void pack_weight(Packed *s, bint rows, bint columns) noexcept nogil:
 cdef void pack_input(Packed *s, bint rows, bint columns) noexcept nogil:
     """Pack rows or columns, or both, of the selected chunk of the input."""
     cdef Operand operand
-    operand.matrix, operand.row_numbers, operand.is_input = s.run.p.input, s.block.chunk.row_numbers, True
+    operand.matrix, operand.row_numbers = s.run.p.input, s.block.chunk.row_numbers
+    operand.is_left = not s.run.plan.weight_is_left
     operand.start, operand.count, operand.hidden = 0, s.block.chunk.rows, s.block.hidden
-    operand.rows = s.block.packed.x_rows if rows else NULL
+    operand.rows = s.x_rows if rows and (s.packs_left or not operand.is_left) else NULL
     operand.columns = s.block.packed.x_columns if columns else NULL
     pack(s.run.plan.kernels, &operand, s.run.team)
 
@@ -244,6 +299,8 @@ cdef void run_tiles(Packed *s, ag_linear_source source, ag_linear_result result)
     cdef Tiles tiles
     tiles.kernels, tiles.block, tiles.source, tiles.result = s.run.plan.kernels, &s.block, source, result
     tiles.grid = grid_of(tiles.kernels, s.block.vocab.size, s.block.chunk.rows, s.block.hidden)
+    if source == AG_FROM_PRODUCT and s.block.packed.weight_is_left:  # tasks begin at panels of X
+        tiles.grid = with_tiles_together(tiles.grid, tiles.kernels.nr // tiles.kernels.mr)
     _tasks.run_phase(s.run.team, compute_tiles, &tiles, tiles.grid.tasks, False)
 
 
@@ -331,13 +388,20 @@ cdef void place_sums(Packed *s) noexcept nogil:
     cdef const Run *run = s.run
     cdef Py_ssize_t row_bytes = run.p.hidden * run.plan.kernels.acc_size
     s.block.input_grad.compensation_stride = s.block.weight_grad.compensation_stride = row_bytes
-    if run.input_sums != NULL:
+    if run.input_sums != NULL and not rounds_input_grad(run.plan, run.p):
         s.block.input_grad.data, s.block.input_grad.row_stride = run.input_sums, row_bytes
     else:
         s.block.input_grad.data, s.block.input_grad.row_stride = run.p.input_grad.data, run.p.input_grad.row_stride
-    s.block.weight_grad.row_stride = (
-        row_bytes if run.plan.work.buffers_weight_grad else run.p.weight_grad.row_stride
-    )
+        s.block.input_grad.rounded_to = run.p.input_grad.dtype if rounds_input_grad(run.plan, run.p) else <ag_dtype>0
+    s.block.weight_grad.row_stride = row_bytes
+    if not buffers_weight_grad(run):
+        s.block.weight_grad.row_stride = run.p.weight_grad.row_stride
+        s.block.weight_grad.rounded_to = run.p.weight_grad.dtype if rounds_weight_grad(run.plan, run.p) else <ag_dtype>0
+
+
+cdef bint buffers_weight_grad(const Run *run) noexcept nogil:
+    """Return whether weight_grad is summed in the workspace, and converted later."""
+    return run.plan.work.buffers_weight_grad and not rounds_weight_grad(run.plan, run.p)
 
 
 cdef void select_sums(Packed *s, Py_ssize_t b, Py_ssize_t c) noexcept nogil:
@@ -353,7 +417,7 @@ cdef void select_sums(Packed *s, Py_ssize_t b, Py_ssize_t c) noexcept nogil:
         block.input_grad.compensation = run.at.input_compensation + row * block.input_grad.compensation_stride
     if run.at.weight_compensation != NULL:
         block.weight_grad.compensation = run.at.weight_compensation + entry * block.weight_grad.compensation_stride
-    if plan.work.buffers_weight_grad:
+    if buffers_weight_grad(run):
         block.weight_grad.data = run.at.weight_sums + entry * block.weight_grad.row_stride
     else:
         block.weight_grad.data = run.p.weight_grad.data + block.vocab.start * block.weight_grad.row_stride
@@ -367,7 +431,7 @@ cdef void add_gradients(Packed *s, Py_ssize_t b, Py_ssize_t c, ag_linear_source 
         sum_columns(s)
     select_sums(s, b, c)
     run_products(s)
-    if plan.work.with_weight_grad and plan.work.buffers_weight_grad and s.block.weight_grad.last:
+    if plan.work.with_weight_grad and buffers_weight_grad(s.run) and s.block.weight_grad.last:
         convert_sums(
             s.run, &s.run.p.weight_grad, s.block.vocab.start, s.block.vocab.size, s.block.weight_grad.data,
             s.block.weight_grad.row_stride

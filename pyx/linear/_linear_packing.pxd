@@ -11,7 +11,7 @@ ctypedef struct Operand:
     int64_t start
     Py_ssize_t count
     Py_ssize_t hidden
-    bint is_input                     # rows of X, packed as tiles; otherwise rows of W, packed as panels
+    bint is_left                      # whether it is the left operand of the logits, otherwise the right one
     void *rows                        # packed rows; NULL: they are not packed
     void *columns                     # packed columns; NULL: they are not packed
 

@@ -37,7 +37,7 @@ cdef void pack(const ag_linear_kernels *kernels, const Operand *operand, Team *t
     packing.kernels, packing.operand, packing.row_tasks = kernels, operand, 0
     packing.row_parts = max(1, ceil_div(operand.hidden, COLUMNS_PER_TASK))
     if operand.rows != NULL:
-        packing.row_tasks = ceil_div(operand.count, kernels.mr if operand.is_input else kernels.nr) * packing.row_parts
+        packing.row_tasks = ceil_div(operand.count, kernels.mr if operand.is_left else kernels.nr) * packing.row_parts
     if operand.columns != NULL:
         packing.column_parts = ceil_div(operand.count, ROWS_PER_TASK)
         packing.panels_together = min(max(panels * packing.column_parts // MIN_TASKS, 1), PANELS_TOGETHER)
@@ -54,17 +54,20 @@ cdef void pack_part(const void *context, Py_ssize_t task, int thread) noexcept n
 
 
 cdef void pack_rows(const Packing *packing, Py_ssize_t task) noexcept nogil:
-    """Pack one part of a tile of X, or of a panel of W."""
+    """Pack one part of a tile of the left operand, or of a panel of the right one."""
     cdef const ag_linear_kernels *kernels = packing.kernels
     cdef const Operand *operand = packing.operand
-    cdef Py_ssize_t width = kernels.mr if operand.is_input else kernels.nr
+    cdef Py_ssize_t width = kernels.mr if operand.is_left else kernels.nr
     cdef Py_ssize_t first = task // packing.row_parts * width, begin = task % packing.row_parts * COLUMNS_PER_TASK
-    cdef Py_ssize_t at = first * elements(kernels, operand.hidden) + begin // kernels.pair * width
+    cdef Py_ssize_t pitch = elements(kernels, operand.hidden)
+    # Packed elements of a column lie side by side, except in a left operand that is a copy of its rows.
+    cdef bint is_copy = operand.is_left and kernels.granule == 1
+    cdef Py_ssize_t at = first * pitch + begin // kernels.pair * (1 if is_copy else width)
     cdef const int64_t *numbers = NULL
     if operand.row_numbers != NULL:
         numbers = operand.row_numbers + first
-    (kernels.pack_tile if operand.is_input else kernels.pack_panel)(
-        <char *>operand.rows + at * kernels.element_size, &operand.matrix,
+    (kernels.pack_left if operand.is_left else kernels.pack_right)(
+        <char *>operand.rows + at * kernels.element_size, pitch, &operand.matrix,
         numbers, operand.start + first, min(width, operand.count - first), begin, min(COLUMNS_PER_TASK, operand.hidden - begin)
     )
 

@@ -43,6 +43,7 @@ ctypedef struct Plan:
     Py_ssize_t chunks, blocks         # numbers of chunks and blocks
     bint caches_logits                # the logits of one chunk and all blocks are cached between statistics and gradients
     # Fields of PACKED:
+    bint weight_is_left               # W is the left operand of the logits, X is packed as the right one
     bint chunks_outside               # all blocks of a chunk, then the next chunk; otherwise the reverse
     Py_ssize_t packed_chunks          # number of chunks that stay packed
     Py_ssize_t cached_blocks          # number of the first blocks, of which the logits of all chunks are cached
@@ -115,10 +116,12 @@ cdef void cut_features(Plan *plan) noexcept nogil
 cdef double cost(const Plan *plan) noexcept nogil
 cdef Py_ssize_t layout(const Plan *plan, char *base, Buffers *at) noexcept nogil
 cdef double flops(const Plan *plan) noexcept nogil
-cdef Py_ssize_t packed_rows(const Plan *plan, Py_ssize_t n) noexcept nogil
+cdef Py_ssize_t packed_input(const Plan *plan) noexcept nogil
 cdef Py_ssize_t packed_columns(const Plan *plan, Py_ssize_t n) noexcept nogil
 cdef Py_ssize_t logits_of_block(const Plan *plan) noexcept nogil
 cdef Py_ssize_t sums_pitch(const Plan *plan) noexcept nogil
+cdef bint rounds_input_grad(const Plan *plan, const Problem *p) noexcept nogil
+cdef bint rounds_weight_grad(const Plan *plan, const Problem *p) noexcept nogil
 cdef bint adds_tasks(const Plan *plan) noexcept nogil
 cdef bint sums_all_of_weight_grad(const Plan *plan) noexcept nogil
 cdef Py_ssize_t nbytes(const Plan *plan) noexcept nogil

@@ -28,7 +28,7 @@ from ascend_grad._linear_kernels cimport (
     ag_linear_kernels_of,
     ag_more,
 )
-from ascend_grad._linear_problem cimport Problem, acc_size_of, holds_sums
+from ascend_grad._linear_problem cimport Problem, acc_size_of, holds_sums, is_rounded_by_kernels
 from ascend_grad._memory cimport ALIGNMENT, SIZE_LIMIT, Arena, align_up, arena_alloc, ceil_div
 
 cdef enum:
@@ -41,6 +41,13 @@ cdef enum:
 cdef Py_ssize_t CHUNK_ROWS = 1008
 # Most vocabulary entries of a block. Measured; the curve is flat.
 cdef Py_ssize_t BLOCK_VOCAB = 960
+# Most rows with which X is the right operand of the logits. Packing it is cheap then, and packing W is not. Measured.
+cdef Py_ssize_t MAX_RIGHT_ROWS = 256
+# Least features for each row with which X is the right operand on a matrix unit. Measured.
+cdef Py_ssize_t UNIT_FEATURES_PER_ROW = 4
+# Most panels of W for which rows of X that cannot be read in place are gathered for each panel again. For more panels, they
+# are copied once.
+cdef Py_ssize_t GATHERED_PANELS = 4
 # Most elements of P of a chunk and a block if one side is short. Such a P fits into most last-level caches.
 cdef Py_ssize_t P_ELEMENTS = 1 << 20
 # Cost of packing one element, in floating-point operations of the products. Measured.
@@ -100,6 +107,9 @@ cdef Plan new_plan(
     memset(&plan, 0, sizeof(plan))
     plan.kernels, plan.work, plan.workspace = kernels, work[0], workspace
     plan.sweep, plan.chunks_outside = PACKED, chunks_outside
+    plan.weight_is_left = work.total_rows <= MAX_RIGHT_ROWS and work.total_rows <= work.vocab
+    if kernels.granule > 1:  # products are short, so that transposing their tiles may take longer than packing W
+        plan.weight_is_left = plan.weight_is_left and UNIT_FEATURES_PER_ROW * work.total_rows <= work.hidden
     return plan
 
 
@@ -279,6 +289,11 @@ cdef Py_ssize_t packed_rows(const Plan *plan, Py_ssize_t n) noexcept nogil:
     return times(n * plan.kernels.element_size, elements(plan.kernels, plan.work.hidden))
 
 
+cdef Py_ssize_t packed_input(const Plan *plan) noexcept nogil:
+    """Return the bytes of the packed rows of a chunk of X, which are whole panels if X is the right operand."""
+    return packed_rows(plan, align_up(plan.rows, plan.kernels.nr) if plan.weight_is_left else plan.rows)
+
+
 cdef Py_ssize_t packed_columns(const Plan *plan, Py_ssize_t n) noexcept nogil:
     """Return the bytes of the packed columns of n rows, operands of the gradients."""
     return times(
@@ -289,6 +304,16 @@ cdef Py_ssize_t packed_columns(const Plan *plan, Py_ssize_t n) noexcept nogil:
 cdef bint sums_all_of_weight_grad(const Plan *plan) noexcept nogil:
     """Return whether later chunks add to the sums of all vocabulary entries, not only to the sums of a block."""
     return plan.chunks_outside and plan.chunks > 1
+
+
+cdef bint rounds_input_grad(const Plan *plan, const Problem *p) noexcept nogil:
+    """Return whether the kernels of a packed sweep round input_grad, so that it needs no sums: one block has all terms."""
+    return plan.blocks == 1 and is_rounded_by_kernels(&p.input_grad, plan.kernels.acc_size)
+
+
+cdef bint rounds_weight_grad(const Plan *plan, const Problem *p) noexcept nogil:
+    """Return whether the kernels of a packed sweep round weight_grad: one chunk has all terms."""
+    return plan.chunks == 1 and is_rounded_by_kernels(&p.weight_grad, plan.kernels.acc_size)
 
 
 cdef bint adds_tasks(const Plan *plan) noexcept nogil:
@@ -364,8 +389,11 @@ cdef void place_packed(Arena *arena, const Plan *plan, Buffers *at) noexcept nog
     cdef Py_ssize_t sums = times(work.hidden, acc), entries = plan.vocab
     place_chunk(arena, plan, &at.chunk)
     if work.with_logits:
-        at.x_rows = arena_alloc(arena, times(plan.packed_chunks, packed_rows(plan, plan.rows)))
-        at.w_rows = arena_alloc(arena, packed_rows(plan, plan.vocab))
+        # Vector kernels read left operands in place, or gather them.
+        if plan.weight_is_left or plan.kernels.granule > 1 or work.vocab > GATHERED_PANELS * plan.kernels.nr:
+            at.x_rows = arena_alloc(arena, times(plan.packed_chunks, packed_input(plan)))
+        if not plan.weight_is_left or plan.kernels.granule > 1:
+            at.w_rows = arena_alloc(arena, packed_rows(plan, plan.vocab))
     if work.with_weight_grad:
         at.x_columns = arena_alloc(arena, times(plan.packed_chunks, packed_columns(plan, plan.rows)))
     if work.with_input_grad:

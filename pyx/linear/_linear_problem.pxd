@@ -124,6 +124,7 @@ cdef void round_bias(void *to, const double *bias, Py_ssize_t n, double largest,
 cdef ag_matrix matrix_of(const View *view) noexcept nogil
 cdef void set_matrices(Problem *p, const View *input, const View *weight) noexcept nogil
 cdef bint holds_sums(const ag_matrix *matrix, int acc_size) noexcept nogil
+cdef bint is_rounded_by_kernels(const ag_matrix *matrix, int acc_size) noexcept nogil
 cdef bint has_dense_rows(const ag_matrix *matrix, Py_ssize_t columns) noexcept nogil
 cdef bint use_nontemporal_stores(const ag_matrix *matrix, Py_ssize_t rows, Py_ssize_t columns) noexcept nogil
 cdef void convert_segment(

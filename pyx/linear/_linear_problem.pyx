@@ -53,6 +53,11 @@ cdef bint holds_sums(const ag_matrix *matrix, int acc_size) noexcept nogil:
     )
 
 
+cdef bint is_rounded_by_kernels(const ag_matrix *matrix, int acc_size) noexcept nogil:
+    """Return whether kernels can round complete sums to the rows of a result."""
+    return ag_itemsize[<int>matrix.dtype] == 2 and not matrix.swapped and matrix.step == 2 and acc_size == 4
+
+
 cdef bint has_dense_rows(const ag_matrix *matrix, Py_ssize_t columns) noexcept nogil:
     """Return whether the rows follow one another without gaps, in native byte order."""
     cdef int itemsize = ag_itemsize[<int>matrix.dtype]

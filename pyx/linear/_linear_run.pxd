@@ -15,7 +15,7 @@ ctypedef struct Run:
     Team *team
     Buffers at
     ag_sum *sums                      # (BT,): sums of exponentials, relative to the current maxima; NULL without statistics
-    char *input_sums                  # (BT, H) accumulators of input_grad; NULL if the result can hold them
+    char *input_sums                  # (BT, H) accumulators of input_grad; NULL if kernels write the result
 
 
 cdef ag_linear_block new_block(const Run *run) noexcept nogil

@@ -12,7 +12,7 @@ ctypedef struct Schedule:
     Py_ssize_t workspace_bytes        # most bytes of the buffers of a sweep
     bint is_empty                     # there is nothing to compute: statistics of no logits, gradients of zeros
     ag_sum *sums                      # (BT,): sums of exponentials, relative to the maxima so far
-    char *input_sums                  # (BT, H) accumulators of input_grad; NULL if the result can hold them
+    char *input_sums                  # (BT, H) accumulators of input_grad; NULL if kernels write the result
     char *buffers                     # the buffers of the sweep that runs
 
 

@@ -26,6 +26,7 @@ from ascend_grad._linear_plan cimport (
     flops,
     kernels_for,
     layout,
+    rounds_input_grad,
     work_of,
 )
 from ascend_grad._linear_problem cimport (
@@ -142,7 +143,8 @@ cdef Py_ssize_t place_workspace(Schedule *s, char *base) noexcept nogil:
     arena.base, arena.used = base, 0
     for i in range(s.plans.count):
         most = max(most, layout(&s.plans.each[i], NULL, &ignored))
-        is_packed = is_packed or (s.plans.each[i].sweep == PACKED and s.plans.each[i].work.with_input_grad)
+        if s.plans.each[i].sweep == PACKED and s.plans.each[i].work.with_input_grad:
+            is_packed = is_packed or not rounds_input_grad(&s.plans.each[i], &s.p)
     place_sums(s, &arena, is_packed)
     s.buffers = arena_alloc(&arena, most)
     return arena.used

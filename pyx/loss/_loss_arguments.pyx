@@ -8,6 +8,7 @@ from libc.string cimport memset
 
 from ascend_grad._call cimport Call, doubles, native_vector
 from ascend_grad._dtypes cimport dtype_of
+from ascend_grad._kernels cimport AG_FLOAT32
 from ascend_grad._loss_options cimport (
     REDUCTION_MEAN, REDUCTION_NONE, REDUCTION_SUM, LossOptions, numeric_option, sum_weights
 )
@@ -95,6 +96,22 @@ cdef double one_number(object value) except? -1:
     return value if isinstance(value, float) else 1
 
 
+cdef int set_probabilities(LossOptions *o, object prob, list held, bint with_values) except -1:
+    """Set the probabilities of targets. They are as many as targets, so float32 ones are read in place if possible."""
+    cdef cnp.ndarray array
+    if prob is not None and cnp.PyArray_Check(prob) and cnp.PyArray_SIZE(<cnp.ndarray>prob):
+        array = prob
+        if (
+            dtype_of(array) == AG_FLOAT32 and cnp.PyArray_IS_C_CONTIGUOUS(array) and cnp.PyArray_ISALIGNED(array)
+            and not cnp.PyArray_ISBYTESWAPPED(array)
+        ):
+            o.target_prob, o.has_float_prob = cnp.PyArray_DATA(array), True
+            held.append(array)
+            return 0
+    o.target_prob = vector_of(prob, held, with_values)
+    return 0
+
+
 cdef list set_options(LossOptions *o, cnp.ndarray target, object source, bint with_values):
     """Fill in the options of a loss, and return the arrays that hold them. Results are not requested.
 
@@ -117,7 +134,7 @@ cdef list set_options(LossOptions *o, cnp.ndarray target, object source, bint wi
         o.target_count, o.rows = 0, o.rows // max(1, dense_classes(target, source))
     o.target, o.is_wide = cnp.PyArray_DATA(target), cnp.PyArray_ITEMSIZE(target) == 8
     o.ignore_index, o.first_entry = ignore_index, first_entry or 0
-    o.target_prob = vector_of(prob, held, with_values)
+    set_probabilities(o, prob, held, with_values)
     o.class_weight = vector_of(class_weight, held, with_values)
     o.classes = 0 if o.class_weight == NULL else cnp.PyArray_SIZE(<cnp.ndarray>class_weight)
     o.token_weight = vector_of(token_weight, held, with_values)

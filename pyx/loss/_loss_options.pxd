@@ -27,7 +27,8 @@ ctypedef struct LossOptions:
     int64_t ignore_index
     int64_t first_entry               # the target of the first class
     Py_ssize_t classes                # length of `class_weight`
-    const double *target_prob         # (rows, target_count); NULL: one target of probability 1
+    const void *target_prob           # (rows, target_count), float64 or float32; NULL: one target of probability 1
+    bint has_float_prob               # target_prob is float32
     const double *class_weight        # (V,)
     const double *target_class_weight  # (rows,): weights of the targets' classes, if ranks share class_weight
     const double *token_weight        # (rows,)
@@ -54,6 +55,11 @@ ctypedef struct LossOptions:
 cdef inline int64_t target_at(const LossOptions *o, Py_ssize_t i) noexcept nogil:
     """Return element i of the targets."""
     return (<const int64_t *>o.target)[i] if o.is_wide else (<const int32_t *>o.target)[i]
+
+
+cdef inline double prob_at(const LossOptions *o, Py_ssize_t i) noexcept nogil:
+    """Return element i of the probabilities of targets."""
+    return (<const float *>o.target_prob)[i] if o.has_float_prob else (<const double *>o.target_prob)[i]
 
 
 cdef inline int64_t first_target(const LossOptions *o, Py_ssize_t row) noexcept nogil:

@@ -3,17 +3,17 @@
 The formulas are those of loss.h, for logits relative to the maximum.
 """
 
-from libc.math cimport NAN, expm1, isinf
+from libc.math cimport NAN, isinf
 from libc.stdint cimport int64_t, uint16_t
 
 from ascend_grad._cross_entropy_rows cimport (
-    MOST_COMPARED,
     CrossEntropy,
     Rows,
     Slot,
     inverse_of,
     load_at_targets,
     row_weight,
+    rows_from,
     set_loss,
     upstream_of_all,
 )
@@ -29,14 +29,12 @@ from ascend_grad._kernels cimport (
     ag_widen,
 )
 from ascend_grad._loss_options cimport (
-    class_weight_of,
     grad_loss_of,
     has_square,
     has_upstream,
     has_target_grads,
     is_dense,
     smoothing_term,
-    target_at,
     target_grad,
     token_weight_of,
     upstream_of,
@@ -57,12 +55,33 @@ cdef inline double inverse_of_row(const CrossEntropy *x, Py_ssize_t number) noex
     return inverse_of(&x.o, x.o.temperatures[number])
 
 
-cdef inline double target_weight(const CrossEntropy *x, Py_ssize_t number, Py_ssize_t k, int64_t entry) noexcept nogil:
-    """Return (1 - smoothing) q_k c_tk of a target, 0 if it is ignored."""
-    if entry == x.o.ignore_index:
-        return 0
-    cdef double prob = 1 if x.o.target_prob == NULL else x.o.target_prob[number * x.o.target_count + k]
-    return (1 - x.o.label_smoothing) * prob * class_weight_of(&x.o, entry)
+cdef void set_target_weights(const CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
+    """Set the weights (1 - smoothing) q_k c_tk of the targets of rows, 0 for ignored targets."""
+    cdef Py_ssize_t targets = x.o.target_count, block = r.t.block, pitch = r.t.pitch, i, k, number
+    cdef const int64_t *entries
+    cdef double *weights
+    cdef double kept = 1 - x.o.label_smoothing
+    for i in range(count if targets else 0):
+        entries, weights, number = &r.t.entries[i], &r.t.weights[i], r.numbers[i] * targets
+        if x.o.target_prob == NULL:
+            weights[0] = kept if entries[0] >= 0 else 0
+        elif x.o.has_float_prob:
+            for k in range(targets):
+                weights[k * block] = (
+                    kept * (<const float *>x.o.target_prob)[number + k] if entries[k * pitch] >= 0 else 0
+                )
+        else:
+            for k in range(targets):
+                weights[k * block] = (
+                    kept * (<const double *>x.o.target_prob)[number + k] if entries[k * pitch] >= 0 else 0
+                )
+    if x.o.class_weight == NULL:
+        return
+    for k in range(x.o.target_count):
+        entries, weights = &r.t.entries[k * r.t.pitch], &r.t.weights[k * r.t.block]
+        for i in range(count):
+            if entries[i] >= 0:
+                weights[i] *= x.o.class_weight[entries[i]]
 
 
 cdef inline void clear_gradient(Py_ssize_t i, Rows *r) noexcept nogil:
@@ -124,17 +143,10 @@ cdef double lse_of(const CrossEntropy *x, Py_ssize_t i, double inverse, const Ro
 cdef void finish_row(CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
     """Compute the results of a row from its statistics, which are number i of `r`: all but most of the gradient."""
     cdef Py_ssize_t number = r.numbers[i], k
-    cdef const double *targets = &r.targets[i * x.o.target_count]
-    cdef double inverse = inverse_of_row(x, number), token_weight = token_weight_of(&x.o, number)
+    cdef double inverse = r.t.inverse[i], token_weight = token_weight_of(&x.o, number)
     cdef double lse = lse_of(x, i, inverse, r), reciprocal = 1 / (1 + r.rest[i])
     cdef double mean_gap = r.moment[i] * reciprocal if x.needs_moment else 0
-    cdef double loss = 0, square = 0, weight, weights = 0
-    for k in range(x.o.target_count):
-        r.entries[k] = target_at(&x.o, number * x.o.target_count + k)
-        r.weights[k] = weight = target_weight(x, number, k, r.entries[k])
-        weights += weight
-        if weight != 0:
-            loss += weight * (r.log_sum[i] - targets[k])
+    cdef double loss = r.t.losses[i], square = 0, weights = r.t.sums[i]
     if is_dense(&x.o):
         weights = (r.below[i] + r.at_max[i]) * x.class_scale
         loss = r.deficit[i] * x.class_scale
@@ -150,7 +162,7 @@ cdef void finish_row(CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
         set_loss(x, number, token_weight * loss, token_weight * square if square != 0 else 0)
     write_outputs(&x.o, number, lse, r.log_sum[i] + mean_gap)
     for k in range(x.o.target_count if x.o.outputs.log_prob != NULL else 0):
-        write_log_prob(&x.o, number * x.o.target_count + k, targets[k] - r.log_sum[i])
+        write_log_prob(&x.o, number * x.o.target_count + k, r.t.logits[k * x.pitch + i] - r.log_sum[i])
     if x.return_grad:
         set_gradient(x, i, weights, lse, mean_gap, reciprocal, inverse * x.outer_slope, r)
 
@@ -166,6 +178,7 @@ cdef void set_gradient(
     cdef Py_ssize_t number = r.numbers[i], k
     cdef double token_weight = token_weight_of(&x.o, number), grad_output = grad_loss_of(&x.o, number), grad_loss
     cdef double smoothing = 0, square = 0
+    cdef double *weight
     cdef ag_upstream upstream
     cdef ag_coefficients c
     # For the loss, rows of weight 0 and means that are not defined have no gradient, whatever the upstream gradient is.
@@ -185,7 +198,7 @@ cdef void set_gradient(
     if grad_loss == 0:  # also if the sum of the weights is infinite
         weights = 0
         for k in range(x.o.target_count):
-            r.weights[k] = 0
+            r.t.weights[k * r.t.block + i] = 0
     if x.needs_deficit:
         smoothing = grad_loss * x.o.label_smoothing / x.s.p.n
     c = ag_coefficients_of(&upstream, grad_loss * weights, smoothing, x.class_sum, lse)
@@ -199,9 +212,14 @@ cdef void set_gradient(
         return
     if x.o.target_prob != NULL and x.o.grad_log_prob != NULL:
         for k in range(x.o.target_count):
-            r.weights[k] = grad_loss * r.weights[k] - target_grad(&x.o, number * x.o.target_count + k)
+            weight = &r.t.weights[k * r.t.block + i]
+            weight[0] = grad_loss * weight[0] - target_grad(&x.o, number * x.o.target_count + k)
         grad_loss, upstream.log_prob = 1, 0
-    set_gradients_at_targets(x, i, grad_loss, upstream.log_prob, &c, mean_gap, reciprocal, inverse, r)
+    r.t.balance[i], r.t.a[i], r.t.b[i], r.t.s[i] = c.balance, c.a, c.b, c.s
+    r.t.grad_loss[i], r.t.grad_log_prob[i] = grad_loss, upstream.log_prob
+    r.t.reciprocal[i], r.t.mean_gap[i], r.t.outer[i] = reciprocal, mean_gap, inverse
+    if r.slots != NULL:
+        sum_equal_targets(x, i, r)
 
 
 cdef inline void set_certain_gradient(
@@ -226,69 +244,24 @@ cdef inline Slot *slot_of(const CrossEntropy *x, const Rows *r, int64_t entry) n
     return &r.slots[number]
 
 
-cdef void sum_equal_targets(const CrossEntropy *x, const Rows *r) noexcept nogil:
-    """Do what the kernel `sum_equal` does, in a time that grows with the number of targets, not with its square."""
+cdef void sum_equal_targets(const CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
+    """Set the sums of the weights of a row's targets that are the same entry.
+
+    The time grows with the number of targets, not with its square as that of the kernel.
+    """
     cdef Py_ssize_t k
+    cdef int64_t entry
     cdef Slot *slot
     for k in range(<Py_ssize_t>1 << x.slot_bits):
         r.slots[k].is_empty = True
     for k in range(x.o.target_count):
-        slot = slot_of(x, r, r.entries[k])
+        entry = r.t.entries[k * x.pitch + i]
+        slot = slot_of(x, r, entry)
         if slot.is_empty:
-            slot.entry, slot.weight, slot.is_empty = r.entries[k], 0, False
-        slot.weight += r.weights[k]
+            slot.entry, slot.weight, slot.is_empty = entry, 0, False
+        slot.weight += r.t.weights[k * r.t.block + i]
     for k in range(x.o.target_count):
-        r.equal[k] = slot_of(x, r, r.entries[k]).weight
-
-
-cdef void set_gradients_at_targets(
-    CrossEntropy *x, Py_ssize_t i, double grad_loss, double grad_log_prob, const ag_coefficients *c, double mean_gap,
-    double reciprocal, double inverse, Rows *r
-) noexcept nogil:
-    """Replace the logits of a row's targets by the gradients there."""
-    cdef Py_ssize_t k, certain = -1
-    cdef double *targets = &r.targets[i * x.o.target_count]
-    cdef const double *exp = &r.exp[i * x.o.target_count]
-    cdef const double *equal = r.equal
-    cdef double at_certain = 0, others = 0, p
-    for k in range(x.o.target_count):
-        if exp[k] * reciprocal > AG_NEARLY_CERTAIN and r.entries[k] != x.o.ignore_index:
-            certain = k  # all such targets of a row are the same entry
-    if certain >= 0:
-        for k in range(x.o.target_count):
-            if r.entries[k] != r.entries[certain]:
-                others += r.weights[k]
-        at_certain = ag_certain_gradient(
-            c, grad_loss * others, (r.rest[i] - expm1(targets[certain])) * reciprocal
-        )
-        if c.b != 0:
-            at_certain += ag_entropy_gradient(c, exp[certain] * reciprocal, targets[certain] + mean_gap)
-    if x.o.target_count == 1:
-        equal = r.weights
-    elif x.o.target_count <= MOST_COMPARED:
-        x.kernels.sum_equal(r.entries, r.weights, x.o.target_count, r.equal)
-    else:
-        sum_equal_targets(x, r)
-    if c.b == 0:
-        for k in range(x.o.target_count):
-            targets[k] = c.a * (exp[k] * reciprocal) - (grad_loss * equal[k] - grad_log_prob)
-    else:
-        for k in range(x.o.target_count):
-            p = exp[k] * reciprocal
-            targets[k] = c.a * p - (grad_loss * equal[k] - grad_log_prob) + ag_entropy_gradient(c, p, targets[k] + mean_gap)
-    if certain >= 0:
-        for k in range(x.o.target_count):
-            if r.entries[k] == r.entries[certain]:
-                targets[k] = at_certain
-    if c.s != 0:
-        for k in range(x.o.target_count):
-            if r.entries[k] != x.o.ignore_index:
-                targets[k] -= c.s * class_weight_of(&x.o, r.entries[k])
-    for k in range(x.o.target_count):
-        targets[k] *= inverse
-    if r.target_slopes != NULL:
-        for k in range(x.o.target_count):
-            targets[k] *= r.target_slopes[i * x.o.target_count + k]
+        r.t.equal[k * r.t.block + i] = slot_of(x, r, r.t.entries[k * x.pitch + i]).weight
 
 
 cdef void finish_single_target_rows(CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
@@ -298,17 +271,16 @@ cdef void finish_single_target_rows(CrossEntropy *x, Py_ssize_t count, Rows *r) 
     cdef double subtrahend = grad * x.inverse_temperature * share
     cdef double balance = grad * x.inverse_temperature * (x.o.label_smoothing - share)
     cdef bint has_weights = x.o.class_weight != NULL or x.o.token_weight != NULL
-    load_at_targets(x, count, r)
     x.kernels.finish(
-        r.rest, r.max, r.targets, x.scale, grad, x.inverse_temperature, x.o.label_smoothing, r.log_sum, r.factor, r.targets,
-        count
+        r.rest, r.max, r.t.logits, x.scale, grad, x.inverse_temperature, x.o.label_smoothing, r.log_sum, r.factor,
+        r.t.logits, count
     )
     for i in range(count):
         loss = r.log_sum[i]
         r.stores[i] = r.scale[i] > 0 and grad != 0
         if x.needs_deficit:
             loss += share * r.deficit[i]
-            r.targets[i] += balance
+            r.t.logits[i] += balance
         r.smoothing[i] = subtrahend
         if r.scale[i] <= 0:
             loss = 0
@@ -318,33 +290,73 @@ cdef void finish_single_target_rows(CrossEntropy *x, Py_ssize_t count, Rows *r) 
             r.stores[i] = r.stores[i] and token_weight_of(&x.o, r.numbers[i]) != 0
             r.factor[i] *= weight
             r.smoothing[i] *= weight
-            r.targets[i] *= weight
+            r.t.logits[i] *= weight
         if not r.stores[i]:
             r.factor[i] = r.smoothing[i] = 0
         set_loss(x, r.numbers[i], loss, 0)
 
 
-cdef void finish_rows(CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
-    """Compute the results of rows from their statistics, and the parameters of the gradient."""
-    cdef Py_ssize_t i, k
-    cdef double inverse, value
-    if x.is_single_target:
-        finish_single_target_rows(x, count, r)
-        return
-    load_at_targets(x, count, r)
-    if r.target_slopes != NULL:
-        for k in range(count * x.o.target_count):
-            value = r.targets[k] / x.s.p.cap
-            r.target_slopes[k] = 1 - value * value
-    for i in range(count):
-        inverse = inverse_of_row(x, r.numbers[i])
-        for k in range(i * x.o.target_count, (i + 1) * x.o.target_count):
-            r.targets[k] = (r.targets[k] - r.max[i]) * inverse
-    x.kernels.log1p(r.rest, r.log_sum, count)
-    if x.return_grad:
-        x.kernels.exp(r.targets, r.exp, count * x.o.target_count)
+cdef void finish_plain_rows(CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
+    """Do what `finish_row` does for rows of which `is_plain` holds, without its branches."""
+    cdef Py_ssize_t i
+    cdef double inverse = x.inverse_temperature, token_weight, reciprocal, grad, weights
+    # Without an upstream gradient rows have none, whatever their weights.
+    cdef bint has_grad = x.o.grad_loss != 0 and x.denominators[0] != 0
     for i in range(count):
         if r.scale[i] == 0:
-            finish_ignored_row(x, r.numbers[i], i, r)
+            token_weight = 0
+        elif x.o.token_weight != NULL:
+            token_weight = x.o.token_weight[r.numbers[i]]
         else:
-            finish_row(x, i, r)
+            token_weight = 1
+        set_loss(x, r.numbers[i], token_weight * r.t.losses[i] if token_weight != 0 else 0, 0)
+        grad = x.o.grad_loss * token_weight / x.denominators[0] if has_grad and token_weight != 0 else 0
+        reciprocal = 1 / (1 + r.rest[i])
+        r.stores[i] = grad != 0
+        weights = grad * r.t.sums[i] if grad != 0 else 0
+        r.factor[i] = weights * reciprocal * inverse
+        r.t.grad_loss[i], r.t.a[i], r.t.reciprocal[i], r.t.outer[i] = grad, weights, reciprocal, inverse
+        r.smoothing[i] = r.t.balance[i] = r.t.b[i] = r.t.s[i] = r.t.grad_log_prob[i] = r.t.mean_gap[i] = 0
+    if r.slots != NULL:
+        for i in range(count):
+            sum_equal_targets(x, i, r)
+
+
+cdef void finish_rows(CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
+    """Compute the results of rows from their statistics, and the parameters of the gradient."""
+    cdef Py_ssize_t first = 0, some
+    cdef Rows part
+    while first < count:
+        part = rows_from(r, first)
+        some = min(x.together, count - first)
+        load_at_targets(x, some, &part)
+        if x.is_single_target:
+            finish_single_target_rows(x, some, &part)
+        else:
+            finish_some_rows(x, some, &part)
+        first += some
+
+
+cdef void finish_some_rows(CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
+    """Do what `finish_rows` does for at most `together` rows, from the logits at their targets."""
+    cdef Py_ssize_t i, k
+    cdef double value
+    for k in range(x.o.target_count if r.t.slopes != NULL else 0):
+        for i in range(count):
+            value = r.t.logits[k * x.pitch + i] / x.s.p.cap
+            r.t.slopes[k * x.pitch + i] = 1 - value * value
+    for i in range(count):
+        r.t.inverse[i] = inverse_of_row(x, r.numbers[i])
+    set_target_weights(x, count, r)
+    x.kernels.log1p(r.rest, r.log_sum, count)
+    x.kernels.target_losses(&r.t, count)
+    if x.is_plain:
+        finish_plain_rows(x, count, r)
+    else:
+        for i in range(count):
+            if r.scale[i] == 0:
+                finish_ignored_row(x, r.numbers[i], i, r)
+            else:
+                finish_row(x, i, r)
+    if x.return_grad and not is_dense(&x.o):
+        x.kernels.target_gradients(&r.t, count)

@@ -172,7 +172,7 @@ cdef cnp.ndarray shape_of_gradient(Call call):
     if not value(call, "return_grad"):
         return input_of(call)
     if out is None:
-        return without_memory(call.specs[INPUT_GRAD].shape, call.specs[INPUT_GRAD].dtype)
+        return without_memory(*call.specs[INPUT_GRAD])
     if is_overwritten(call, out):
         return without_memory((<object>out).shape, _dtypes[dtype_of(out)])
     return out

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t, uint8_t
 from ascend_grad._kernels cimport ag_bounded_factor
 from ascend_grad._loss_options cimport LossOptions, class_weight_of, target_at, token_weight_of, write_number
 from ascend_grad._memory cimport Arena
-from ascend_grad._rowwise_kernels cimport ag_loss_kernels, ag_loss_rows, ag_row_op
+from ascend_grad._rowwise_kernels cimport ag_loss_kernels, ag_loss_rows, ag_row_op, ag_target_rows
 from ascend_grad._rowwise_schedule cimport Schedule
 
 
@@ -24,7 +24,7 @@ ctypedef struct Rows:
     double *max
     double *scale                     # 1 / temperature; 0: the row is ignored
     double *rest                      # sums of exponentials, then without one entry that has the maximum
-    double *log_sum                   # log(1 + rest), or the losses of rows with a single target
+    double *log_sum                   # log(1 + rest), or the losses of rows of which `is_single_target` holds
     double *moment
     double *deficit
     double *factor
@@ -35,14 +35,10 @@ ctypedef struct Rows:
     double *at_max
     double *certain
     double *at_certain
-    double *targets                   # (rows, K): logits relative to the maximum, then gradients at the targets
-    double *target_slopes             # (rows, K): derivatives of the softcap at the targets; NULL: there is none
-    double *exp                       # (rows, K): exponentials of these logits, and memory to load and store elements
-    int64_t *indices                  # targets of columns with a single target each; the memory of `exp`
-    # Targets of one row: (K,), with room for a multiple of AG_MAX_LANES numbers.
-    int64_t *entries
-    double *weights                   # 0 for ignored targets
-    double *equal                     # sums of the weights of targets that are the same entry
+    # Targets: (K, pitch), and (K, together) for rows that are finished together. The pointers of numbers of rows are those
+    # above, or of `together` numbers.
+    ag_target_rows t
+    char *packed                      # (K, together) elements on their way from the input or to the result
     Slot *slots                       # (2**slot_bits,): a table, or NULL
     Py_ssize_t *numbers               # numbers of the rows in C order
     char **a                          # addresses of the rows of the input, and of the result
@@ -63,6 +59,7 @@ ctypedef struct CrossEntropy:
     void *kernel_weight               # (V,): class weights in the kernels' compute type; NULL: no kernel reads them
     double[2] denominators            # of the cross-entropy, and of the squared lse; 0: the mean is not defined
     bint is_single_target             # see the function of this name
+    bint is_plain                     # likewise
     ag_row_op deficit_sum             # the row sum of label smoothing
     bint needs_deficit
     bint needs_moment
@@ -76,6 +73,8 @@ ctypedef struct CrossEntropy:
     # Rows of a thread, or all rows of a problem that is split.
     Py_ssize_t chunk                  # rows that are computed together in place
     Py_ssize_t buffered               # rows of a buffer
+    Py_ssize_t pitch                  # numbers of a buffer between two targets of a row
+    Py_ssize_t together               # rows that are finished together
     Py_ssize_t cached_bytes
     int slot_bits                     # at least half of the slots are empty
     Py_ssize_t buffer_size
@@ -154,7 +153,7 @@ cdef inline void set_loss(CrossEntropy *x, Py_ssize_t number, double loss, doubl
 
 cdef void place_rows(const CrossEntropy *x, Rows *r, Arena *arena, char *base) noexcept nogil
 cdef Rows rows_at(const CrossEntropy *x, char *base) noexcept nogil
-cdef Rows rows_from(const Rows *r, Py_ssize_t begin, Py_ssize_t targets) noexcept nogil
+cdef Rows rows_from(const Rows *r, Py_ssize_t begin) noexcept nogil
 cdef void number_rows(
     const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, bint with_addresses, Rows *r
 ) noexcept nogil

@@ -1,15 +1,46 @@
 """Rows of a block in a loss of rows: their numbers, addresses and buffers, and the elements at their targets."""
 
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcpy, memset
 
 from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_convert, ag_scaled_weight, ag_widen
-from ascend_grad._loss_options cimport is_dense, is_ignored, target_at
+from ascend_grad._loss_options cimport is_dense
 from ascend_grad._memory cimport Arena, align_up, arena_alloc
-from ascend_grad._rowwise_kernels cimport AG_MAX_LANES, ag_loss_rows
+from ascend_grad._rowwise_kernels cimport AG_MAX_LANES, ag_loss_rows, ag_target_rows
 from ascend_grad._rowwise_plan cimport MASK, MAX_AXES, OUT, A, Operand, Problem, offset_of
 
 # ---- buffers ---------------------------------------------------------------------------------------------------------
+
+cdef void place_targets(const CrossEntropy *x, Rows *r, Arena *arena) noexcept nogil:
+    """Place the numbers of targets, and those of rows that only the kernels of targets take."""
+    cdef ag_target_rows *t = &r.t
+    cdef Py_ssize_t size = x.o.target_count * x.pitch * sizeof(double), row = x.together * sizeof(double)
+    cdef Py_ssize_t block = x.o.target_count * row
+    t.targets, t.pitch, t.block, t.class_weight = x.o.target_count, x.pitch, x.together, x.o.class_weight
+    t.max, t.rest, t.log_sum = r.max, r.rest, r.log_sum
+    t.entries = <int64_t *>arena_alloc(arena, size)
+    t.logits = <double *>arena_alloc(arena, size)
+    t.slopes = <double *>arena_alloc(arena, size) if x.o.softcap > 0 else NULL
+    t.weights = <double *>arena_alloc(arena, block)
+    t.exp = <double *>arena_alloc(arena, block) if x.return_grad else NULL
+    t.equal, r.slots = NULL, NULL
+    if x.o.target_count > MOST_COMPARED:
+        t.equal = <double *>arena_alloc(arena, block)
+        r.slots = <Slot *>arena_alloc(arena, sizeof(Slot) << x.slot_bits)
+    r.packed = arena_alloc(arena, block)
+    t.inverse = <double *>arena_alloc(arena, row)
+    t.losses = <double *>arena_alloc(arena, row)
+    t.sums = <double *>arena_alloc(arena, row)
+    t.balance = <double *>arena_alloc(arena, row)
+    t.a = <double *>arena_alloc(arena, row)
+    t.b = <double *>arena_alloc(arena, row)
+    t.s = <double *>arena_alloc(arena, row)
+    t.grad_loss = <double *>arena_alloc(arena, row)
+    t.grad_log_prob = <double *>arena_alloc(arena, row)
+    t.reciprocal = <double *>arena_alloc(arena, row)
+    t.mean_gap = <double *>arena_alloc(arena, row)
+    t.outer = <double *>arena_alloc(arena, row)
+
 
 cdef void place_rows(const CrossEntropy *x, Rows *r, Arena *arena, char *base) noexcept nogil:
     cdef Py_ssize_t size = x.buffered * sizeof(double)
@@ -29,18 +60,7 @@ cdef void place_rows(const CrossEntropy *x, Rows *r, Arena *arena, char *base) n
         r.certain = <double *>arena_alloc(arena, size)
         r.at_certain = <double *>arena_alloc(arena, size)
     r.log_sum = <double *>arena_alloc(arena, size)
-    r.targets = <double *>arena_alloc(arena, size * x.o.target_count)
-    r.exp = <double *>arena_alloc(arena, size * x.o.target_count)
-    r.indices = <int64_t *>r.exp
-    r.target_slopes = NULL
-    if x.o.softcap > 0:
-        r.target_slopes = <double *>arena_alloc(arena, size * x.o.target_count)
-    r.entries = <int64_t *>arena_alloc(arena, align_up(x.o.target_count, AG_MAX_LANES) * sizeof(double))
-    r.weights = <double *>arena_alloc(arena, align_up(x.o.target_count, AG_MAX_LANES) * sizeof(double))
-    r.equal = <double *>arena_alloc(arena, align_up(x.o.target_count, AG_MAX_LANES) * sizeof(double))
-    r.slots = NULL
-    if x.o.target_count > MOST_COMPARED:
-        r.slots = <Slot *>arena_alloc(arena, sizeof(Slot) << x.slot_bits)
+    place_targets(x, r, arena)
     r.numbers = <Py_ssize_t *>arena_alloc(arena, size)
     r.a = <char **>arena_alloc(arena, size)
     r.out = <char **>arena_alloc(arena, size)
@@ -73,7 +93,7 @@ cdef ag_loss_rows parameters(const CrossEntropy *x, const Rows *r) noexcept nogi
     return rows
 
 
-cdef Rows rows_from(const Rows *r, Py_ssize_t begin, Py_ssize_t targets) noexcept nogil:
+cdef Rows rows_from(const Rows *r, Py_ssize_t begin) noexcept nogil:
     """Return the rows from number `begin` on. The cache of exponentials is shared."""
     cdef Rows part = r[0]
     part.max += begin
@@ -91,11 +111,11 @@ cdef Rows rows_from(const Rows *r, Py_ssize_t begin, Py_ssize_t targets) noexcep
         part.at_max += begin
         part.certain += begin
         part.at_certain += begin
-    part.targets += begin * targets
-    if part.target_slopes != NULL:
-        part.target_slopes += begin * targets
-    part.exp += begin * targets
-    part.indices = <int64_t *>part.exp
+    part.t.max, part.t.rest, part.t.log_sum = part.max, part.rest, part.log_sum
+    part.t.entries += begin
+    part.t.logits += begin
+    if part.t.slopes != NULL:
+        part.t.slopes += begin
     part.numbers += begin
     part.a += begin
     part.out += begin
@@ -152,15 +172,41 @@ cdef void number_rows(
             run = 1
 
 
-cdef void begin_rows(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
-    """Set the numbers of rows, and the factors of their logits, 0 for ignored rows."""
-    cdef Py_ssize_t i
+cdef inline void load_targets_of_width(const CrossEntropy *x, Py_ssize_t count, bint is_wide, Rows *r) noexcept nogil:
+    """Set the entries of the targets of rows, and the factors of their logits; 0 for ignored rows."""
+    cdef Py_ssize_t targets = x.o.target_count, pitch = x.pitch, i, k, number
+    cdef int64_t entry, ignored = x.o.ignore_index
+    cdef size_t classes = x.s.p.n
+    cdef int64_t *entries
+    cdef bint has_targets
     cdef double scale = x.scale
-    number_rows(x, begin, count, True, r)
     for i in range(count):
+        number = r.numbers[i] * targets
+        entries = &r.t.entries[i]
+        has_targets = targets == 0  # rows of dense targets are never ignored
+        for k in range(targets):
+            if is_wide:
+                entry = (<const int64_t *>x.o.target)[number + k]
+            else:
+                entry = (<const int32_t *>x.o.target)[number + k]
+            # Targets of calls were checked, but another thread may have changed them since.
+            if entry == ignored or <size_t>entry >= classes:
+                entry = -1 - k
+            else:
+                has_targets = True
+            entries[k * pitch] = entry
         if x.o.temperatures != NULL:
             scale = scale_of(&x.o, x.o.temperatures[r.numbers[i]])
-        r.scale[i] = 0 if is_ignored(&x.o, r.numbers[i]) else scale
+        r.scale[i] = scale if has_targets else 0
+
+
+cdef void begin_rows(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count, Rows *r) noexcept nogil:
+    """Set the numbers of rows, the entries of their targets, and the factors of their logits, 0 for ignored rows."""
+    number_rows(x, begin, count, True, r)
+    if x.o.is_wide:
+        load_targets_of_width(x, count, True, r)
+    else:
+        load_targets_of_width(x, count, False, r)
 
 
 # ---- elements at targets ---------------------------------------------------------------------------------------------
@@ -170,26 +216,31 @@ cdef inline void copy_targets_of_size(
 ) noexcept nogil:
     """Copy elements at targets of `count` rows from the input (`which` is A) to `packed`, or from there to the result (OUT).
 
-    `packed` has one element for each target. It gets zeros for ignored targets.
+    `packed` has the elements of the rows' first targets, then of their second targets, and so on. It gets zeros for ignored
+    targets.
     """
-    cdef Py_ssize_t stride = x.s.p.operands[which].dim_stride, i, k
-    cdef int64_t entry
-    for i in range(count):
-        if which == OUT and not r.stores[i]:
-            packed += x.o.target_count * itemsize
-            continue
-        for k in range(x.o.target_count):
-            entry = target_at(&x.o, r.numbers[i] * x.o.target_count + k)
-            if which == A and entry == x.o.ignore_index:
-                memset(packed, 0, itemsize)
-            elif which == A:
-                memcpy(packed, r.a[i] + entry * stride, itemsize)
-            elif entry != x.o.ignore_index:
-                memcpy(r.out[i] + entry * stride, packed, itemsize)
-            packed += itemsize
+    # Values that do not change have local names, as stores of bytes might change any others.
+    cdef Py_ssize_t stride = x.s.p.operands[which].dim_stride, pitch = x.pitch, targets = x.o.target_count, i, _k
+    cdef const int64_t *entries = r.t.entries
+    cdef char *element = packed
+    cdef char **rows = r.out if which == OUT else r.a
+    cdef const uint8_t *stores = r.stores
+    for _k in range(targets):
+        for i in range(count):
+            if which == OUT:
+                if entries[i] >= 0 and stores[i]:
+                    memcpy(rows[i] + entries[i] * stride, element, itemsize)
+            elif entries[i] >= 0:
+                memcpy(element, rows[i] + entries[i] * stride, itemsize)
+            else:
+                memset(element, 0, itemsize)
+            element += itemsize
+        entries += pitch
 
 
-cdef void copy_targets(const CrossEntropy *x, const Rows *r, Py_ssize_t count, int which, char *packed) noexcept nogil:
+cdef void copy_targets(
+    const CrossEntropy *x, const Rows *r, Py_ssize_t count, int which, char *packed
+) noexcept nogil:
     """Do what `copy_targets_of_size` does, which is compiled for each size of an element."""
     cdef int itemsize = x.s.p.operands[which].itemsize
     if itemsize == 2:
@@ -212,14 +263,12 @@ cdef void swap_elements(char *elements, Py_ssize_t count, int itemsize) noexcept
 
 
 cdef void load_at_targets(const CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
-    """Set `r.targets` to the logits at the targets of rows, as tiles hold them. It overwrites `r.exp`.
-
-    Ignored targets get 0.
-    """
+    """Set `r.t.logits` to the logits at the targets of at most `together` rows, as tiles hold them; 0 for ignored targets."""
     cdef const Operand *operand = &x.s.p.operands[A]
-    cdef Py_ssize_t size = count * x.o.target_count, i
-    cdef char *packed = <char *>(r.targets if operand.dtype == AG_FLOAT64 else r.exp)
+    cdef Py_ssize_t size = count * x.o.target_count, i, k
+    cdef char *packed = r.packed
     cdef float *widened = <float *>packed
+    cdef double *logits
     copy_targets(x, r, count, A, packed)
     if operand.swapped:
         swap_elements(packed, size, operand.itemsize)
@@ -228,24 +277,42 @@ cdef void load_at_targets(const CrossEntropy *x, Py_ssize_t count, Rows *r) noex
         ag_widen(x.s.variant, operand.dtype, packed, widened, size)
     if x.s.p.is_transformed:
         x.kernels.transform(<char *>widened, size, x.s.p.inner, x.s.p.cap)
-    if operand.dtype == AG_FLOAT64:
-        return
-    for i in range(size):
-        r.targets[i] = widened[i]
+    for k in range(x.o.target_count):
+        logits = &r.t.logits[k * x.pitch]
+        if operand.dtype == AG_FLOAT64:
+            for i in range(count):
+                logits[i] = (<double *>packed)[k * count + i]
+        else:
+            for i in range(count):
+                logits[i] = widened[k * count + i]
 
 
 cdef void store_at_targets(const CrossEntropy *x, Py_ssize_t count, const Rows *r) noexcept nogil:
-    """Store the gradients at the targets of rows, each rounded once. It overwrites `r.exp`."""
+    """Store the gradients at the targets of rows, each rounded once."""
+    cdef Py_ssize_t first = 0
+    cdef Rows some
+    while first < count:
+        some = rows_from(r, first)
+        store_at_targets_of_some(x, min(x.together, count - first), &some)
+        first += x.together
+
+
+cdef void store_at_targets_of_some(const CrossEntropy *x, Py_ssize_t count, const Rows *r) noexcept nogil:
+    """Do what `store_at_targets` does for at most `together` rows."""
     cdef const Operand *operand = &x.s.p.operands[OUT]
-    cdef Py_ssize_t size = count * x.o.target_count, i
-    cdef char *packed = <char *>r.exp
-    if operand.dtype == AG_FLOAT64:
-        packed = <char *>r.targets
-    elif operand.dtype == AG_FLOAT32:
-        for i in range(size):
-            (<float *>packed)[i] = <float>r.targets[i]
-    else:
-        ag_convert(x.s.variant, True, r.targets, operand.dtype, packed, size)
+    cdef Py_ssize_t i, k
+    cdef const double *gradients
+    cdef char *line
+    for k in range(x.o.target_count):
+        gradients = &r.t.logits[k * x.pitch]
+        line = r.packed + k * count * operand.itemsize
+        if operand.dtype == AG_FLOAT64:
+            memcpy(line, gradients, count * sizeof(double))
+        elif operand.dtype == AG_FLOAT32:
+            for i in range(count):
+                (<float *>line)[i] = <float>gradients[i]
+        else:
+            ag_convert(x.s.variant, True, gradients, operand.dtype, line, count)
     if operand.swapped:
-        swap_elements(packed, size, operand.itemsize)
-    copy_targets(x, r, count, OUT, packed)
+        swap_elements(r.packed, count * x.o.target_count, operand.itemsize)
+    copy_targets(x, r, count, OUT, r.packed)

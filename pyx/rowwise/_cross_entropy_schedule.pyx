@@ -73,15 +73,30 @@ cdef enum:
     ROWS_PER_CHECK = 1 << 18          # rows between two checks for signals
     MOST_ROWS = 1 << 12               # most rows of a block
     MOST_TARGETS = 1 << 16            # most targets of a block's rows, if it has several rows
+    MOST_TOGETHER = 128               # most rows that are finished together
+    TARGETS_IN_L1 = 1 << 10           # targets of these rows, whose numbers then stay in L1, or in L2
+    TARGETS_IN_L2 = 1 << 13
+
+
+cdef bint has_one_term(const CrossEntropy *x) noexcept nogil:
+    """Return whether rows have targets, one temperature and upstream gradient, and no term but that of their targets.
+
+    They may have label smoothing.
+    """
+    return not (
+        is_dense(&x.o) or x.o.temperatures != NULL or x.o.grad_losses != NULL or has_square(&x.o) or has_outputs(&x.o)
+        or has_output_grads(&x.o) or is_transformed(&x.o)
+    )
 
 
 cdef bint is_single_target(const CrossEntropy *x) noexcept nogil:
     """Return whether rows have one target, one weight, and no other term or output but label smoothing without weights."""
-    return not (
-        x.o.target_prob != NULL or is_dense(&x.o) or x.o.temperatures != NULL or x.o.grad_losses != NULL or has_square(&x.o)
-        or has_outputs(&x.o) or has_output_grads(&x.o) or is_transformed(&x.o)
-        or (x.o.label_smoothing != 0 and x.o.class_weight != NULL)
-    )
+    return has_one_term(x) and x.o.target_prob == NULL and (x.o.label_smoothing == 0 or x.o.class_weight == NULL)
+
+
+cdef bint is_plain(const CrossEntropy *x) noexcept nogil:
+    """Return whether rows have weighted targets, and no other term or output."""
+    return has_one_term(x) and x.o.target_prob != NULL and x.o.label_smoothing == 0
 
 
 cdef ag_row_op plan_of(const CrossEntropy *x, Py_ssize_t classes, bint has_other_dtype) noexcept nogil:
@@ -102,6 +117,12 @@ cdef ag_row_op plan_of(const CrossEntropy *x, Py_ssize_t classes, bint has_other
     return AG_LOSS_EXP
 
 
+cdef Py_ssize_t rows_together(Py_ssize_t targets) noexcept nogil:
+    """Return how many rows with so many targets are finished together: at least a vector, unless their numbers leave L2."""
+    cdef Py_ssize_t vector = min(<Py_ssize_t>AG_MAX_LANES // 2, TARGETS_IN_L2 // targets)
+    return max(<Py_ssize_t>1, max(vector, min(<Py_ssize_t>MOST_TOGETHER, TARGETS_IN_L1 // targets)))
+
+
 cdef void prepare_loss(CrossEntropy *x, const Problem *p, int threads) noexcept nogil:
     """Fill in the schedule of a loss whose arguments are given, without a workspace."""
     cdef Py_ssize_t row_bytes = align_up(p.n, AG_MAX_LANES) * (8 if p.dtype == AG_FLOAT64 else 4)
@@ -117,7 +138,7 @@ cdef void prepare_loss(CrossEntropy *x, const Problem *p, int threads) noexcept 
     prepare(&x.s, &transformed, threads)
     limit_blocks(&x.s.plan, &x.s.p, most)
     x.kernels = loss_kernels(&x.s)
-    x.is_single_target = is_single_target(x)
+    x.is_single_target, x.is_plain = is_single_target(x), is_plain(x)
     x.needs_deficit = x.o.label_smoothing != 0 and not is_dense(&x.o)  # dense targets have smoothed weights
     x.needs_moment = needs_entropy(&x.o)
     x.deficit_sum = AG_LOSS_DEFICIT if x.o.class_weight == NULL else AG_LOSS_WEIGHTED_DEFICIT
@@ -134,6 +155,9 @@ cdef void prepare_loss(CrossEntropy *x, const Problem *p, int threads) noexcept 
             x.buffered = min(x.buffered, x.chunk)
         if x.return_grad and row_bytes <= CACHED_BYTES:
             x.cached_bytes = x.chunk * row_bytes + AG_MAX_LANES * sizeof(double)
+    # Not a multiple of 4 KiB, as the numbers of all targets of a row would then share a few lines of L1.
+    x.pitch = x.buffered + 8 if x.buffered % 64 == 0 else x.buffered
+    x.together = min(x.buffered, rows_together(max(<Py_ssize_t>1, x.o.target_count)))
     place_rows(x, &r, &arena, NULL)
     x.buffer_size = arena.used
 

@@ -128,7 +128,7 @@ cdef void chunks_of_rows(
         part.b = tile.b + row * tile.b_stride
         part.out = tile.out + row * tile.out_stride
         if not stores_targets:
-            rows = rows_from(r, row, x.o.target_count)
+            rows = rows_from(r, row)
         next = part.a + part.rows * tile.a_stride if prefetches and row + 2 * part.rows <= tile.rows else NULL
         whole_rows(x, begin + row, &part, &rows, next)
         if x.return_grad and stores_targets:
@@ -181,9 +181,9 @@ cdef void single_target_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile
     columns.smoothing, columns.class_weight, columns.token_weight = x.o.label_smoothing, x.o.class_weight, x.o.token_weight
     if copies:
         number_rows(x, begin, tile.rows, False, r)
-        columns.targets, columns.has_wide_targets, columns.losses = r.indices, True, r.log_sum
+        columns.targets, columns.has_wide_targets, columns.losses = r.t.entries, True, r.log_sum
         for i in range(tile.rows):
-            r.indices[i] = target_at(&x.o, r.numbers[i])
+            r.t.entries[i] = target_at(&x.o, r.numbers[i])
         if x.o.token_weight != NULL:
             columns.token_weight = r.factor
             for i in range(tile.rows):
@@ -221,7 +221,7 @@ cdef void whole_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, 
         part = tile[0]
         part.a += first * x.s.plan.tile_itemsize
         part.rows = min(<Py_ssize_t>AG_MAX_COLUMNS, tile.rows - first)
-        some = rows_from(r, first, x.o.target_count)
+        some = rows_from(r, first)
         has_near_one = False
         for i in range(part.rows):
             has_near_one = has_near_one or some.rest[i] < AG_ACCURATE_SUM
@@ -313,7 +313,7 @@ cdef void sum_split(const void *context, Py_ssize_t task, int thread) noexcept n
             )
         else:
             row_tile(s, begin, end, k, length, tiles_of(s, task, thread), &tile)
-            r = rows_from(&all_rows, begin, x.o.target_count)
+            r = rows_from(&all_rows, begin)
             rows = parameters(x, &r)
             rows.class_weight = weights_from(x, k)
             sums = &s.sums[segment * s.p.rows + begin]
@@ -354,7 +354,7 @@ cdef void write_split(const void *context, Py_ssize_t task, int thread) noexcept
         begin = column_tile(s, task // s.plan.splits, k, length, tiles, &tile)
     else:
         row_tile(s, begin, end, k, length, tiles, &tile)
-    r = rows_from(&all_rows, begin, x.o.target_count)
+    r = rows_from(&all_rows, begin)
     rows = parameters(x, &r)
     rows.class_weight = weights_from(x, k)
     if s.plan.by_columns:

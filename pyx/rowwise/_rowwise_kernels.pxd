@@ -108,6 +108,33 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         int return_grad
         double *losses
 
+    ctypedef struct ag_target_rows:
+        Py_ssize_t targets
+        Py_ssize_t pitch
+        int64_t *entries
+        double *logits
+        double *slopes
+        Py_ssize_t block
+        double *weights
+        double *exp
+        double *equal
+        double *max
+        double *rest
+        double *log_sum
+        double *inverse
+        double *losses
+        double *sums
+        double *balance
+        double *a
+        double *b
+        double *s
+        double *grad_loss
+        double *grad_log_prob
+        double *reciprocal
+        double *mean_gap
+        double *outer
+        const double *class_weight
+
     ctypedef struct ag_loss_kernels:
         void (*rows_max)(const ag_tile *tile, double *max) noexcept nogil
         void (*rows_sum)(const ag_tile *tile, ag_row_op sum, const ag_loss_rows *rows, double *sums) noexcept nogil
@@ -119,9 +146,9 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         void (*columns_write)(const ag_tile *tile, const ag_loss_rows *rows, void *memory) noexcept nogil
         void (*strips)(const ag_tile *tile, double *max, double *sums) noexcept nogil
         void (*log1p)(const double *x, double *results, Py_ssize_t count) noexcept nogil
-        void (*exp)(const double *x, double *results, Py_ssize_t count) noexcept nogil
         void (*add_numbers)(ag_sum *sums, const double *x, Py_ssize_t n) noexcept nogil
-        void (*sum_equal)(const int64_t *entries, const double *weights, Py_ssize_t count, double *sums) noexcept nogil
+        void (*target_losses)(const ag_target_rows *rows, Py_ssize_t count) noexcept nogil
+        void (*target_gradients)(const ag_target_rows *rows, Py_ssize_t count) noexcept nogil
         void (*finish)(const double *rest, const double *max, const double *logits, double scale, double grad, double inverse,
                        double smoothing, double *losses, double *factors, double *at_targets,
                        Py_ssize_t count) noexcept nogil

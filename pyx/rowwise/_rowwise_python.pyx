@@ -104,7 +104,7 @@ cdef cnp.ndarray shape_of_result(Call call):
     """Return the caller's array for the result, or an array without memory if it is new or would be temporary."""
     cdef cnp.ndarray out = call.first_out
     if out is None:
-        return without_memory(call.specs[0].shape, call.specs[0].dtype)
+        return without_memory(*call.specs[0])
     if any([overlaps_partly(out, each) for each in call.arrays]):
         return without_memory((<object>out).shape, _dtypes[dtype_of(out)])
     return out

@@ -2,8 +2,12 @@ from libc.stdint cimport uintptr_t
 
 cimport numpy as cnp
 
-cdef cnp.ndarray array_over(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype, void *data, object owner)
+cdef cnp.ndarray array_over(
+    int ndim, const cnp.npy_intp *shape, cnp.dtype dtype, void *data, object owner, const cnp.npy_intp *strides
+)
 cdef cnp.ndarray empty(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype)
+cdef cnp.ndarray empty_in_order(cnp.ndarray prototype, cnp.dtype dtype)
+cdef bint set_order(cnp.ndarray prototype, Py_ssize_t itemsize, cnp.npy_intp *strides) noexcept
 cdef cnp.ndarray empty_aligned(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype)
 cdef cnp.ndarray at_aligned_address(cnp.ndarray array)
 cdef cnp.ndarray zeros(cnp.npy_intp n, cnp.dtype dtype)

@@ -132,11 +132,16 @@ cdef class Mapping:
             munmap(self.address, self.length)
 
 
-cdef cnp.ndarray array_over(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype, void *data, object owner):
-    """Return a C-contiguous array over memory that its owner keeps alive, which becomes the array's base."""
+cdef cnp.ndarray array_over(
+    int ndim, const cnp.npy_intp *shape, cnp.dtype dtype, void *data, object owner, const cnp.npy_intp *strides
+):
+    """Return an array over memory that its owner keeps alive, which becomes the array's base.
+
+    It has these strides, or is C-contiguous for NULL.
+    """
     Py_INCREF(dtype)  # the next calls steal this reference, and the owner's below
     cdef cnp.ndarray result = PyArray_NewFromDescr(
-        cnp.ndarray, dtype, ndim, shape, NULL, data, cnp.NPY_ARRAY_CARRAY, None
+        cnp.ndarray, dtype, ndim, shape, strides, data, cnp.NPY_ARRAY_CARRAY, None
     )
     Py_INCREF(owner)
     PyArray_SetBaseObject(result, owner)
@@ -145,6 +150,11 @@ cdef cnp.ndarray array_over(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype
 
 cdef cnp.ndarray empty(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype):
     """Return a new C-contiguous array."""
+    return empty_strided(ndim, shape, dtype, NULL)
+
+
+cdef cnp.ndarray empty_strided(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype, const cnp.npy_intp *strides):
+    """Return a new array with these strides, which leave no gaps, or a C-contiguous one for NULL."""
     cdef Py_ssize_t nbytes = dtype.itemsize
     cdef Mapping mapping
     cdef int axis
@@ -157,9 +167,56 @@ cdef cnp.ndarray empty(int ndim, const cnp.npy_intp *shape, cnp.dtype dtype):
         nbytes *= shape[axis]
     if <size_t>nbytes >= _threshold:
         mapping = Mapping(nbytes)
-        return array_over(ndim, shape, dtype, mapping.address, mapping)
+        return array_over(ndim, shape, dtype, mapping.address, mapping, strides)
     Py_INCREF(dtype)  # the next call steals this reference
-    return PyArray_NewFromDescr(cnp.ndarray, dtype, ndim, shape, NULL, NULL, 0, None)
+    return PyArray_NewFromDescr(cnp.ndarray, dtype, ndim, shape, strides, NULL, 0, None)
+
+
+cdef cnp.ndarray empty_in_order(cnp.ndarray prototype, cnp.dtype dtype):
+    """Return a new array in the axis order of a dense prototype, or else in C order."""
+    cdef cnp.npy_intp[MAX_RANK] strides
+    cdef bint is_other = not cnp.PyArray_IS_C_CONTIGUOUS(prototype) and set_order(prototype, dtype.itemsize, strides)
+    return empty_strided(
+        cnp.PyArray_NDIM(prototype), cnp.PyArray_DIMS(prototype), dtype, strides if is_other else NULL
+    )
+
+
+cdef bint set_order(cnp.ndarray prototype, Py_ssize_t itemsize, cnp.npy_intp *strides) noexcept:
+    """Set the strides of a new array in the axis order of a dense prototype; return False if that is C order.
+
+    An array is dense if it has neither gaps nor repeated elements; others count as arrays in C order. The strides are
+    those of NumPy's order "K": all axes run forwards.
+    """
+    cdef int[MAX_RANK] order  # axes from the slowest to the fastest
+    cdef int rank = cnp.PyArray_NDIM(prototype), axis, i
+    cdef Py_ssize_t size = 1
+    if cnp.PyArray_IS_C_CONTIGUOUS(prototype):
+        return False
+    if cnp.PyArray_IS_F_CONTIGUOUS(prototype):  # strides of axes of length 1 then mean nothing
+        for axis in range(rank):
+            order[rank - 1 - axis] = axis
+    else:
+        sort_axes(prototype, order)
+    for i in range(rank - 1, -1, -1):
+        axis = order[i]
+        if cnp.PyArray_DIM(prototype, axis) != 1 and (
+            magnitude(cnp.PyArray_STRIDE(prototype, axis)) != size * cnp.PyArray_ITEMSIZE(prototype)
+        ):
+            return False
+        strides[axis] = size * itemsize
+        size *= cnp.PyArray_DIM(prototype, axis)
+    return True
+
+
+cdef void sort_axes(cnp.ndarray array, int *order) noexcept:
+    """Sort the axes by stride, the smallest last. Axes with equal strides stay in order, as in NumPy's order "K"."""
+    cdef int rank = cnp.PyArray_NDIM(array), axis, k
+    for axis in range(rank):
+        k = axis
+        while k > 0 and magnitude(cnp.PyArray_STRIDE(array, order[k - 1])) < magnitude(cnp.PyArray_STRIDE(array, axis)):
+            order[k] = order[k - 1]
+            k -= 1
+        order[k] = axis
 
 
 cdef bint is_aligned(cnp.ndarray array) noexcept:
@@ -173,7 +230,7 @@ cdef cnp.ndarray empty_aligned(int ndim, const cnp.npy_intp *shape, cnp.dtype dt
     if is_aligned(result):
         return result
     memory = empty(1, &nbytes, _uint8)
-    return array_over(ndim, shape, dtype, aligned(cnp.PyArray_BYTES(memory)), memory)
+    return array_over(ndim, shape, dtype, aligned(cnp.PyArray_BYTES(memory)), memory, NULL)
 
 
 cdef cnp.ndarray at_aligned_address(cnp.ndarray array):
@@ -233,7 +290,7 @@ cpdef copy_into(cnp.ndarray to, cnp.ndarray source):
 
     Nothing is allocated, and signals are checked.
     """
-    cdef int rank = cnp.PyArray_NDIM(to), axis, i, k, itemsize = <int>cnp.PyArray_ITEMSIZE(to)
+    cdef int rank = cnp.PyArray_NDIM(to), axis, i, itemsize = <int>cnp.PyArray_ITEMSIZE(to)
     cdef bint swapped = cnp.PyArray_ISBYTESWAPPED(to) != cnp.PyArray_ISBYTESWAPPED(source)
     cdef int[32] order
     cdef cnp.npy_intp[34] length, to_stride, from_stride, at
@@ -243,13 +300,7 @@ cpdef copy_into(cnp.ndarray to, cnp.ndarray source):
     cdef double last = 0
     if not cnp.PyArray_SIZE(to):
         return
-    # Sort the axes by stride, the smallest last. The last two axes make a block.
-    for axis in range(rank):
-        k = axis
-        while k > 0 and magnitude(cnp.PyArray_STRIDE(to, order[k - 1])) < magnitude(cnp.PyArray_STRIDE(to, axis)):
-            order[k] = order[k - 1]
-            k -= 1
-        order[k] = axis
+    sort_axes(to, order)  # the last two axes make a block
     length[0] = length[1] = 1
     to_stride[0] = to_stride[1] = from_stride[0] = from_stride[1] = 0
     for i in range(rank):

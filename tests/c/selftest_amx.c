@@ -142,7 +142,7 @@ static results compute(const ag_linear_kernels *k, int (*clean)(void), const pro
         .gradient = {.round_to_bfloat16 = 1},
         .statistics = {.max = zeros(rows * 4), .sum = zeros(rows * (ptrdiff_t)sizeof(ag_sum)), .predicted = zeros(rows * 4),
                        .logits = {(char *)r.logits, vocab * 4, 4, AG_FLOAT32, 0}},
-        .packed = {.x_rows = zeros(tiles * k->mr * of_row * size), .w_rows = zeros(panels * k->nr * of_row * size),
+        .packed = {.left_tiles = zeros(tiles * k->mr * of_row * size), .right = zeros(panels * k->nr * of_row * size),
                    .x_columns = zeros(of_hidden * k->nr * row_pairs * size),
                    .w_columns = zeros(of_hidden * k->nr * vocab_pairs * size),
                    .p = zeros(panels * k->nr * padded * 2), .p_pairs = zeros(panels * k->nr * padded * 2),
@@ -158,11 +158,11 @@ static results compute(const ag_linear_kernels *k, int (*clean)(void), const pro
     }
     for (ptrdiff_t t = 0; t < tiles; t++) {
         const ptrdiff_t left = rows - t * k->mr;
-        k->pack_tile((char *)b.packed.x_rows + t * k->mr * of_row * size, &x, 0, t * k->mr, left < k->mr ? left : k->mr, 0, hidden);
+        k->pack_left((char *)b.packed.left_tiles + t * k->mr * of_row * size, 0, &x, 0, t * k->mr, left < k->mr ? left : k->mr, 0, hidden);
     }
     for (ptrdiff_t v = 0; v < panels; v++) {
         const ptrdiff_t left = vocab - v * k->nr;
-        k->pack_panel((char *)b.packed.w_rows + v * k->nr * of_row * size, &w, 0, v * k->nr, left < k->nr ? left : k->nr, 0, hidden);
+        k->pack_right((char *)b.packed.right + v * k->nr * of_row * size, 0, &w, 0, v * k->nr, left < k->nr ? left : k->nr, 0, hidden);
     }
     for (ptrdiff_t h = 0; h < of_hidden; h++) {
         const ptrdiff_t left = hidden - h * k->nr, n = left < k->nr ? left : k->nr;
@@ -185,7 +185,7 @@ static results compute(const ag_linear_kernels *k, int (*clean)(void), const pro
     }
     free(number), free(target), free(max), free(sum), free(grad);
     free(b.statistics.max), free(b.statistics.sum), free(b.statistics.predicted);
-    free(b.packed.x_rows), free(b.packed.w_rows), free(b.packed.x_columns), free(b.packed.w_columns), free(b.packed.p);
+    free(b.packed.left_tiles), free(b.packed.right), free(b.packed.x_columns), free(b.packed.w_columns), free(b.packed.p);
     free(b.packed.p_pairs), free(b.packed.skipped), free(b.packed.panel_max), free(b.packed.panel_sum);
     return r;
 }

@@ -136,19 +136,21 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
         }
     }
 
-    b.packed.x_rows = zeros(padded * (hidden + 32) * k->element_size), b.packed.w_rows = zeros(wide * (hidden + 32) * k->element_size);
+    b.packed.left = (ag_rows){input, number, 0, rows}; /* read in place, or gathered */
+    b.packed.left_tiles = k->granule > 1 ? zeros(padded * (hidden + 32) * k->element_size) : 0;
+    b.packed.right = zeros(wide * (hidden + 32) * k->element_size);
     b.packed.x_columns = zeros(padded * h * k->element_size), b.packed.w_columns = zeros(wide * h * k->element_size);
     b.packed.p = zeros(padded * wide * k->element_size), b.packed.p_pairs = zeros(padded * wide * k->element_size);
     b.packed.skipped = zeros(padded * wide), b.packed.panel_max = zeros(padded * wide * 8), b.packed.panel_sum = zeros(padded * wide * 8);
     const ptrdiff_t tiles = up(rows, k->mr) / k->mr, panels = wide / k->nr, of_hidden = h / k->nr;
     const ptrdiff_t row_bytes = up((hidden + k->pair - 1) / k->pair, k->granule) * k->element_size;
-    for (ptrdiff_t t = 0; t < tiles; t++) {
+    for (ptrdiff_t t = 0; k->granule > 1 && t < tiles; t++) {
         const ptrdiff_t left = rows - t * k->mr;
-        k->pack_tile((char *)b.packed.x_rows + t * k->mr * row_bytes, &input, number + t * k->mr, 0, left < k->mr ? left : k->mr, 0, hidden);
+        k->pack_left((char *)b.packed.left_tiles + t * k->mr * row_bytes, 0, &input, number + t * k->mr, 0, left < k->mr ? left : k->mr, 0, hidden);
     }
     for (ptrdiff_t q = 0; q < panels; q++) {
         const ptrdiff_t left = vocab - q * k->nr;
-        k->pack_panel((char *)b.packed.w_rows + q * k->nr * row_bytes, &weight, 0, q * k->nr, left < k->nr ? left : k->nr, 0, hidden);
+        k->pack_right((char *)b.packed.right + q * k->nr * row_bytes, 0, &weight, 0, q * k->nr, left < k->nr ? left : k->nr, 0, hidden);
     }
     for (ptrdiff_t q = 0; q < of_hidden; q++) {
         const ptrdiff_t left = hidden - q * k->nr, n = left < k->nr ? left : k->nr;
@@ -248,7 +250,7 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
     }
     test_top_k(k, &b, all, x, w, eps);
     free(b.statistics.max), free(b.statistics.sum), free(b.statistics.predicted), free(lowest), free(zero);
-    free(b.packed.x_rows), free(b.packed.w_rows), free(b.packed.x_columns), free(b.packed.w_columns), free(b.packed.p), free(b.packed.p_pairs), free(b.packed.skipped);
+    free(b.packed.left_tiles), free(b.packed.right), free(b.packed.x_columns), free(b.packed.w_columns), free(b.packed.p), free(b.packed.p_pairs), free(b.packed.skipped);
     free(b.packed.panel_max), free(b.packed.panel_sum), free((void *)b.chunk.max), free((void *)b.chunk.sum), free((void *)b.chunk.grad);
     free(input.data), free(weight.data), free(number), free(target);
     free(x), free(w), free(max), free(sum), free(grad), free(p), free(slack);
@@ -374,8 +376,9 @@ static void bfmmla_tile(const ag_linear_kernels *k, const ag_matrix *x, const ag
 {
     const ptrdiff_t elements = up((n + 1) / 2, k->granule);
     uint32_t *left = zeros(elements * 8 * 4), *right = zeros(elements * 8 * 4);
-    k->pack_tile(left, x, 0, 0, 8, 0, n), k->pack_panel(right, w, 0, 0, 8, 0, n);
-    product_logits_bfmmla_baseline(left, right, elements, tile);
+    k->pack_left(left, 0, x, 0, 0, 8, 0, n), k->pack_right(right, 0, w, 0, 0, 8, 0, n);
+    const ag_packed packed = {.left_tiles = left, .right = right};
+    product_logits_bfmmla_baseline(&packed, 2, 0, 0, n, tile);
     free(left), free(right);
 }
 

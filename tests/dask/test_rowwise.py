@@ -62,6 +62,15 @@ def test_every_scheduler(operator, dtype, compute):
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
+def test_blocks_keep_the_axis_order(operator):
+    problem = random_problem(operator, (4, 3, 5, 7), np.float32)
+    arrays = [da.from_array(array.transpose(2, 0, 3, 1).copy().transpose(1, 3, 0, 2)) for array in problem.arrays]
+    result = getattr(agd, operator)(*arrays, **problem.settings).compute(scheduler="synchronous")
+    assert result.strides == np.empty_like(arrays[0].compute(scheduler="synchronous"), order="K").strides
+    assert_identical(result, getattr(ag, operator)(*problem.arrays, **problem.settings))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_nothing_is_computed_before_it_is_asked_for(operator):
     def fail(block):
         raise AssertionError

@@ -59,22 +59,14 @@ def test_unusual_gradients_on_the_device(place, device):
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({}, "grad_entropy: the device's operators compute the gradients without it"),
-        ({"grad_entropy": None, "label_smoothing": 0.1}, "label_smoothing: the device's operators compute the loss"),
-    ],
-)
-def test_what_the_device_refuses_of_the_gradients(options, words, place, device):
+def test_what_the_device_refuses_of_the_gradients(place, device):
     _, backward, _ = backward_of(SHAPE_OF_DEVICE, "float16", "no option")
-    backward |= options
     if place == "the host":
         assert ag.explain(BACKWARD, **backward).backend == "cpu"
     there = moved(backward, PLACES[place][0])
     error = outcome(ag.linear_cross_entropy_backward, **there, backend="npu")
     assert isinstance(error, ag.ParamInvalidError)
-    assert words in str(error)
+    assert "grad_entropy: the device's operators compute the gradients without it" in str(error)
 
 
 @pytest.mark.parametrize("option", OPTIONS)

@@ -6,13 +6,14 @@ import linear_oracles
 import numpy as np
 import pytest
 from linear_samples import GRADIENT, MODES, STATISTICS, WHOLE, Shape, in_layout, problem_of, shapes
-from samples import BFLOAT16, Layout, allocated, assert_identical
+from samples import BFLOAT16, DTYPES, Layout, allocated, assert_identical
 
+import ascend_grad as ag
 from ascend_grad import _cpu, _linear_python
 
-#: Shapes around these limits: resident rows (32 or 64; 128 and 256 if features are many), tiles (384 rows, 3072
-#: products), segments of features (4 KiB of accumulators), features for which rows are transposed (at most 128) or are
-#: columns in all products (at most 16). Some rows are a power of two apart.
+#: Shapes around these limits: resident rows (3 to 64), rows with which the weight is the left operand (256), panels (6
+#: to 48), tiles (384 rows, 3072 products), segments of features (4 KiB of accumulators), features for which rows are
+#: transposed (at most 128) or are columns in all products (at most 16). Some rows are a power of two apart.
 SHAPES = shapes(
     (1, 17, 1025), (1, 4000, 20), (3, 700, 1500), (15, 1700, 76), (16, 49, 2100), (16, 16, 1024), (2, 4, 3885),
     (1, 1, 40_000), (5, 9, 33_000), (17, 1, 1025), (1700, 16, 81), (4000, 1, 20), (700, 3, 1500), (64, 65, 520),
@@ -20,6 +21,7 @@ SHAPES = shapes(
     (2, 300, 128), (1, 1500, 1), (1500, 1, 1), (3, 900, 2), (900, 5, 3), (64, 700, 16), (700, 64, 15), (2, 800, 17),
     (80, 50, 3000), (128, 256, 2100), (256, 70, 2200), (129, 60, 1100), (127, 3, 5003), (8, 40, 2048),
     (16, 33, 4096), (700, 20, 1024), (32, 65, 520), (64, 700, 520), (700, 40, 1030),
+    (97, 97, 1310), (256, 257, 40), (257, 258, 40), (66, 66, 2561), (31, 32, 33), (35, 1000, 31), (300, 66, 65),
 )  # fmt: skip
 CALLS = [*((GRADIENT, {"mode": mode}) for mode in MODES), (STATISTICS, {}), (WHOLE, {})]
 LAYOUTS = [
@@ -44,7 +46,8 @@ def test_values(shape, dtype, cpu_engines):
                     assert_identical(result, right)
 
 
-@pytest.mark.parametrize("shape", [Shape(3, 70, 300), Shape(300, 7, 70), Shape(5, 9, 300)], ids=str)
+#: The last two are packed, with one block and one chunk: kernels then round results to 16 bits.
+@pytest.mark.parametrize("shape", shapes((3, 70, 300), (300, 7, 70), (5, 9, 300), (70, 66, 45), (300, 90, 33)), ids=str)
 def test_results_of_any_dtype_and_layout(shape, dtype, cpu_engine):
     problem = problem_of(GRADIENT, shape, dtype)
     x, w = problem.arguments["input"], problem.arguments["weight"]
@@ -83,43 +86,64 @@ def test_results_beyond_the_caches(shape, cpu_engine, needs_memory):
 
 #: Variants that compute bfloat16 in pairs.
 PAIRS = "avx512_bf16", "amx_bf16", "neon_bf16"
+#: The most rows, or vocabulary entries, of which gradients are computed unpacked, and the same of statistics.
+LIMITS = {
+    "float32": {"avx512": (32, 12), "avx2": (32, 6), "baseline": (32, 32), "neon": (32, 32)},
+    "float64": {"avx512": (32, 6), "avx2": (32, 3), "baseline": (32, 32), "neon": (32, 32)},
+    "float16": {"avx512": (64, 24), "avx2": (64, 12), "baseline": (64, 64), "neon": (64, 64)},
+    "bfloat16": {
+        "avx512": (64, 24),
+        "avx2": (64, 12),
+        "baseline": (64, 64),
+        "neon": (64, 64),
+        "avx512_bf16": (32, 12),
+        "amx_bf16": (12, 3),
+        "neon_bf16": (16, 16),
+    },
+}
 
 
-def test_only_few_are_not_packed(forced):
+def test_only_few_are_not_packed(dtype, forced):
     for variant in _cpu.supported_variants():
         forced(variant)
-        many = variant.startswith(("avx512", "amx"))
-        few = 64 if many else 32
-        for shape, is_skinny in (
-            ((few, 900, 80), True),
-            ((900, few, 80), True),
-            ((few, few, 5), True),
-            ((few, 900, 5), True),
-            ((few + 1, 900, 80), False),
-            ((900, few + 1, 80), False),
-            ((65, 128, 2000), many),
-        ):
-            x, w = np.zeros((shape[0], shape[2]), np.float32), np.zeros((shape[1], shape[2]), np.float32)
-            (plan,) = _linear_python.plans(x, w, shape[0], 2**26, True, True, True, False)
-            assert (plan.tasks > 0) == is_skinny
-            # With dot products of bfloat16, packing pays for fewer rows.
-            x, w = x.astype(BFLOAT16), w.astype(BFLOAT16)
-            (plan,) = _linear_python.plans(x, w, shape[0], 2**26, True, True, True, True)
-            is_short = max(shape[:2]) <= 48  # then tasks are ranges of the features
-            assert (plan.tasks > 0) == (is_skinny and (is_short or variant not in PAIRS))
+        limits = LIMITS[dtype]
+        base = {"avx512_bf16": "avx512", "amx_bf16": "avx512", "neon_bf16": "neon"}.get(variant, variant)
+        for few, with_statistics in zip(limits.get(variant, limits[base]), (False, True), strict=True):
+            pairs = dtype == "bfloat16" and variant in PAIRS
+            of_short_rows = (12 if variant == "amx_bf16" else 16 if variant == "neon_bf16" else 32) if pairs else 64
+            for shape, is_skinny in (
+                *(((few, 900, features), True) for features in (5, 80, 2000)),
+                *(((few, few, features), True) for features in (5, 80, 2000)),
+                *(((few + 1, 900, features), False) for features in (5, 80, 2000)),
+                *(((900, few + 1, features), False) for features in (49, 80, 2000)),
+                *(((900, n, 48), n <= max(few, of_short_rows)) for n in (few, few + 1, 32, 33, 64, 65)),
+                ((few + 1, few + 1, 2000), False),
+                ((few, 128, 2000), True),
+            ):
+                x, w = (np.zeros((rows, shape[2]), DTYPES[dtype]) for rows in shape[:2])
+                wanted = (True, False, False) if with_statistics else (True, True, True)
+                (plan,) = _linear_python.plans(x, w, shape[0], 2**26, *wanted, x.itemsize == 2, with_statistics)
+                assert (plan.tasks > 0) == is_skinny, (variant, shape, with_statistics)
 
 
-def test_statistics_of_pairs_with_long_rows_are_not_packed_either(forced):
-    """Statistics of 512 features and more pack nothing for up to 64 rows, even with dot products of bfloat16."""
-    for variant in _cpu.supported_variants():
-        forced(variant)
-        for features, is_skinny in ((511, variant not in PAIRS), (512, True), (2000, True)):
-            is_skinny &= variant.startswith(("avx512", "amx"))
-            for few in (48, 64, 65):
-                for shape in ((few, 900), (900, few)):
-                    x, w = (np.zeros((rows, features), BFLOAT16) for rows in shape)
-                    (plan,) = _linear_python.plans(x, w, shape[0], 2**26, True, False, False, False, True)
-                    assert (plan.tasks > 0) == (is_skinny and few <= 64)
+def test_packed_logits_do_not_depend_on_other_rows(dtype, forced):
+    """Logits of packed rows have the same bits if W or X is the left operand, which is read in place or gathered."""
+    for shape in (300, 1301), (310, 1344), (70, 46):
+        arrays = problem_of(STATISTICS, Shape(400, *shape), dtype).arrays
+        x, w = arrays["input"], arrays["weight"]
+        strided = np.zeros((400, 2 * shape[1]), x.dtype)[:, ::2]
+        strided[:] = x
+        for variant in _cpu.supported_variants():
+            forced(variant)
+            logits = [
+                ag.fused_linear_online_max_sum(
+                    each[:rows], w, np.zeros(rows, np.int64), 0, shape[0], return_logits=True, backend="cpu"
+                ).vocab_parallel_logits
+                for each in (x, strided)
+                for rows in (65, 70, 256, 257, 400)
+            ]
+            for each in logits:
+                assert_identical(each, logits[-1][: len(each)])
 
 
 def test_absent_rows_take_no_more_space(forced):

@@ -21,7 +21,7 @@ from cross_entropy_oracles import (
     same_bits,
 )
 from hypothesis import given
-from samples import DTYPES, generator
+from samples import DTYPES, assert_fresh, generator
 
 import ascend_grad as ag
 
@@ -77,7 +77,8 @@ def test_every_option(shape, axis, dtype, cpu_engines):
                 x = in_layout(arguments["input"], layout)
                 result = engine.call("cross_entropy", **arguments | {"input": x})
                 assert_right(result, right, dtype, f"{engine.name} {options} {layout}")
-                assert result.input_grad is None or result.input_grad.flags.c_contiguous
+                if result.input_grad is not None:
+                    assert_fresh(result.input_grad, x.shape, DTYPES[dtype], x)
 
 
 @pytest.mark.parametrize(("shape", "axis"), SHAPES[:9])
@@ -158,6 +159,31 @@ def test_threads_and_layouts_have_equal_bits(shape, axis, dtype, cpu_engines):
             results = [engine.call("cross_entropy", **arguments | way) for way in ways]
             assert same_bits(results), engine.name
             assert_right(results[0], right, dtype, engine.name)
+
+
+@pytest.mark.parametrize("K", [1, 2, 5, 8, 33])
+@pytest.mark.parametrize("options", [{}, {"class_weight": "classes", "label_smoothing": 0.1}, {"grad_entropy": "rows"}])
+def test_rows_of_several_targets_have_the_bits_of_rows_alone(K, options, dtype, cpu_engine):
+    """Vectors across rows, with some targets equal, ignored or nearly certain, compute what one row alone gets."""
+    options = options | {"reduction": "none"}
+    arguments = random_arguments("alone", (37, 6), -1, dtype, options=options, K=K)
+    arguments["input"][::3, 2] = 40
+    arguments["target"][5] = -100
+    arguments["target"][::4, 0] = -100
+    right = cross_entropy_oracles.expected(**arguments)
+    together = cpu_engine.call("cross_entropy", **arguments)
+    assert_right(together, right, dtype)
+    columns = cpu_engine.call(
+        "cross_entropy", **arguments | {"input": np.ascontiguousarray(arguments["input"].T), "axis": 0}
+    )
+    assert columns.loss.tobytes() == together.loss.tobytes()
+    assert columns.input_grad.T.tobytes() == together.input_grad.tobytes()
+    of_rows = [name for name in ("input", "target", "target_prob", "grad_entropy") if name in arguments]
+    for i in range(37):
+        one = {name: arguments[name][i : i + 1] for name in of_rows}
+        alone = cpu_engine.call("cross_entropy", **arguments | one)
+        assert alone.loss.tobytes() == together.loss[i : i + 1].tobytes()
+        assert alone.input_grad.tobytes() == together.input_grad[i : i + 1].tobytes()
 
 
 def test_confident_rows_among_others(dtype, cpu_engine):

@@ -40,18 +40,24 @@ KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     GRADIENT: (("FusedLinearCrossEntropyLossGrad",), ("910B", "910_93")),
     STATISTICS: (("FusedLinearOnlineMaxSum",), ("910B", "910_93")),
     LOSS: (("FusedCrossEntropyLossWithMaxSum",), _NEWER),
-    WHOLE: (
-        ("FusedLinearOnlineMaxSum", "FusedCrossEntropyLossWithMaxSum", "FusedLinearCrossEntropyLossGrad"),
-        ("910B", "910_93"),
-    ),
+    WHOLE: (("FusedLinearOnlineMaxSum", "FusedCrossEntropyLossWithMaxSum", "FusedLinearCrossEntropyLossGrad"), _NEWER),
     IDS: (("CrossEntropyLoss", "CrossEntropyLossGrad"), _NEWER),
     DENSE: (("SoftmaxCrossEntropyWithLogits", "LogSoftmax", "ReduceSum"), _ROWWISE),
     TOP_K: (("Mm", "Topk", "LogSumExp"), _NEWER),
 }
+#: The operators that compute the loss of a linear layer by blocks, in each block of logits.
+_OF_BLOCKS = ("LogSumExp", "CrossEntropyLoss", "CrossEntropyLossGrad")
+
+
+def kernels(family: str, operator: str, dtype: str) -> tuple[str, ...]:
+    """Return the device's operators that compute an operator with inputs of this dtype on this family of devices."""
+    if operator == WHOLE and (family == "950" or dtype == "float32"):
+        return _OF_BLOCKS
+    return KERNELS[operator][0]
 
 
 #: The operators that more families of devices have than the vendor documents.
-_MASKED_OR_FUSED = (*MASKED, GRADIENT, STATISTICS, LOSS, WHOLE)
+_MASKED_OR_FUSED = (*MASKED, GRADIENT, STATISTICS, LOSS)
 
 
 def documents(family: str, operator: str, dtype: str) -> bool:
@@ -63,7 +69,7 @@ def takes(family: str, operator: str, dtype: str) -> bool:
     """Return whether a device of this family takes the operator with inputs (for the loss: logits) of this dtype."""
     if family not in KERNELS[operator][1] or (dtype == "bfloat16" and family not in _NEWER):
         return False
-    return dtype in ("float16", "bfloat16") or (dtype == "float32" and operator not in (GRADIENT, STATISTICS, WHOLE))
+    return dtype in ("float16", "bfloat16") or (dtype == "float32" and operator not in (GRADIENT, STATISTICS))
 
 
 def code_of(problem: Problem | LinearProblem) -> int | None:
@@ -93,7 +99,7 @@ def _linear(operator: str, arguments: dict[str, Any]) -> int | None:
     dtype = arguments["logits_max" if operator == LOSS else "input"].dtype.newbyteorder("=")
     if dtype == np.float64:
         return 161002
-    if operator == LOSS:
+    if operator in (LOSS, WHOLE):
         return None
     if dtype == np.float32:
         return 161002
@@ -102,8 +108,7 @@ def _linear(operator: str, arguments: dict[str, Any]) -> int | None:
     if 0 in (bt, h, v):
         return None
     if operator != GRADIENT:
-        too_many = operator == STATISTICS and arguments["vocab_end_index"] > 2**24
-        return 161002 if too_many or h > 65534 or v > 2**24 else None
+        return 161002 if arguments["vocab_end_index"] > 2**24 or h > 65534 else None
     if arguments.get("softmax") is not None:
         if v < 128:
             return 161002

@@ -111,8 +111,11 @@ def backward_of(shape: Shape, dtype: str, option: str, reduction: str = "mean") 
     return forward, backward, {name: np.where(there[name], grad, 0) for name, grad in upstream.items()}
 
 
-#: Options that a device computes, as they are arithmetic on vectors.
-OF_DEVICE = ("no option", "token weights", "token weights alone", "denominator", "classes", "tokens and classes")
+#: Options that a device computes: by the fused operators, as they are arithmetic on vectors, and by blocks of logits.
+OF_DEVICE = (
+    *("no option", "token weights", "token weights alone", "denominator", "classes", "tokens and classes"),
+    *("temperatures", "bias", "scale", "cap", "smoothing", "square", "classes and smoothing"),
+)
 #: A vocabulary that the vendor documents.
 SHAPE_OF_DEVICE = Shape(40, 130, 16)
 

@@ -250,8 +250,18 @@ def assert_identical(got: np.ndarray, expected: np.ndarray) -> None:
     )
 
 
-def assert_fresh(result: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Check that a result is an ordinary array that the library allocated, or a loss that is one number."""
+def is_dense(array: np.ndarray) -> bool:
+    """Return whether the elements fill their range of memory, in any order of the axes."""
+    low, high = np.lib.array_utils.byte_bounds(array)
+    repeats = any(step == 0 for step, length in zip(array.strides, array.shape, strict=True) if length > 1)
+    return array.size > 0 and high - low == array.nbytes and not repeats
+
+
+def assert_fresh(result: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, like: np.ndarray | None = None) -> None:
+    """Check that a result is an ordinary array that the library allocated, or a loss that is one number.
+
+    It has to be in C order, or in the axis order of `like` if that is dense.
+    """
     if isinstance(result, np.generic):
         assert (shape, result.dtype) == ((), dtype)
         return
@@ -259,6 +269,7 @@ def assert_fresh(result: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) ->
     assert result.shape == shape
     assert result.dtype == dtype
     assert result.dtype.isnative
-    assert result.flags.c_contiguous
+    order = like if like is not None and is_dense(like) else np.empty(shape)
+    assert result.strides == np.empty_like(order, dtype).strides, f"strides {result.strides} of {shape}"
     assert result.flags.writeable
     assert result.flags.aligned

@@ -368,17 +368,9 @@ def test_what_the_device_does_not_take(name: str, device):
         function(double.float(), 1)
     device.reset()
     x, w, target = (each.to("npu") for each in problem(torch.float32))
-    with pytest.raises(ag.ParamTypeError, match="linear_cross_entropy: input: the device takes dtype float16"):
-        agt.linear_cross_entropy(x, w, target)
     assert agt.linear_cross_entropy(x.half(), w.half(), torch.full((BT,), V).to("npu")).isnan().item()
-    for option in (
-        {"linear_bias": w[:, 0].half()}, {"label_smoothing": 0.1}, {"lse_square_scale": 0.1}, {"temperature": 0.5},
-        {"temperature": x[:, 0].half()}, {"logit_scale": 0.5}, {"softcap": 2.0}, {"outputs": ("lse", "predicted")},
-        {"weight": w[:, 0].half(), "softcap": 2.0},
-    ):  # fmt: skip
-        named = [name for name in option if name != "weight"]
-        lacking = "predicted" if named == ["outputs"] else "it"
-        pattern = f"linear_cross_entropy: {named[0]}: the device's operators compute the loss without {lacking}"
+    for option in ({"outputs": ("lse", "predicted")}, {"weight": w[:, 0].half(), "outputs": ("predicted",)}):
+        pattern = "linear_cross_entropy: outputs: the device's operators compute the loss without predicted"
         with pytest.raises(ag.ParamInvalidError, match=pattern):
             agt.linear_cross_entropy(x.half(), w.half(), target.to("npu"), **option)
 

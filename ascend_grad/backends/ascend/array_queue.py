@@ -46,7 +46,7 @@ class SelectedRows:
     def of(self, vector: NDArray) -> NDArray:
         return vector if self._index is None else vector[self._index]
 
-    def vector(self, array: DeviceArray | None) -> NDArray:
+    def vector(self, array: Any) -> NDArray:
         if self._index is None:
             return self._queue.vector(array)
         vector = np.zeros((self._count, *(() if array is None else array.shape[1:])))

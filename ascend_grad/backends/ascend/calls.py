@@ -107,7 +107,8 @@ def _from_tensors(call: Call) -> tuple[DeviceArray | None, ...]:
             return tuple(None if each is None else here.from_host(each, out) for each, out in zip(values, places))
         results: list[DeviceArray | None] = []
         for result, spec, out in zip(operators.OPERATORS[call.operator.name](here, call), call.specs, call.outs):
-            array: Any = None if result is None or spec is None else here.put(result)
+            dtype = spec.dtype if spec is not None and out is None else None  # torch converts what goes into an out
+            array: Any = None if result is None or spec is None else here.put(result, dtype)
             if out is not None:
                 out.tensor.copy_(array.tensor)
             results.append(array if out is None else out)

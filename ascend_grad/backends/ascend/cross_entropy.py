@@ -36,6 +36,9 @@ from .tokens import SeveralTargets, Tokens, Weights
 #: are multiplied by their logarithms.
 LEAST_LOG_PROB = -128.0
 
+#: What the losses and the gradients lack among the arguments of each other.
+WITHOUT_ARGUMENT: dict[str, Any] = {"outputs": (), "grad_lse": None, "grad_log_prob": None, "grad_entropy": None}
+
 
 class Logits:
     """Convert arrays in the shape of the logits to matrices of rows, and back."""
@@ -79,13 +82,20 @@ class Logits:
         return self._queue.permuted(moved, tuple(self._axes.index(each) for each in range(len(self._axes))))
 
 
+class Extents(NamedTuple):
+    """The extents of logits that are never in one matrix."""
+
+    rows: int
+    classes: int
+
+
 def _total(*vectors: Any) -> Any:
     """Return the sum of the vectors that are given, None if there are none."""
     given = [each for each in vectors if each is not None]
     return sum(given[1:], given[0]) if given else None
 
 
-class _SoftmaxTerms(NamedTuple):
+class SoftmaxTerms(NamedTuple):
     """The coefficients of ``p (b + h (log p + H))``: vectors of the rows, or None."""
 
     b: Any
@@ -97,21 +107,25 @@ class _SoftmaxTerms(NamedTuple):
         """Return whether there are no such terms."""
         return self.b is None and self.h is None
 
-    def gradient(self, queue: Queue, used: Rows, log_prob: DeviceArray) -> DeviceArray:
-        """Return the terms of some rows. The log-probabilities are overwritten."""
+    def of(self, used: Rows) -> SoftmaxTerms:
+        """Return the coefficients of some rows."""
+        return SoftmaxTerms(*(None if each is None else used.of(each) for each in self))
+
+    def gradient(self, queue: Queue, log_prob: DeviceArray) -> DeviceArray:
+        """Return the terms. The log-probabilities are overwritten."""
         p = matrices.exponentials(queue, log_prob)
         if self.h is None:
-            queue.launch("inplace_mul", p, column(queue, used.of(self.b)))
+            queue.launch("inplace_mul", p, column(queue, self.b))
             return p
-        queue.launch("inplace_add", log_prob, column(queue, used.of(self.entropy)))
-        queue.launch("inplace_mul", log_prob, column(queue, used.of(self.h)))
+        queue.launch("inplace_add", log_prob, column(queue, self.entropy))
+        queue.launch("inplace_mul", log_prob, column(queue, self.h))
         if self.b is not None:
-            queue.launch("inplace_add", log_prob, column(queue, used.of(self.b)))
+            queue.launch("inplace_add", log_prob, column(queue, self.b))
         queue.launch("inplace_mul", p, log_prob)
         return p
 
 
-class _Loss(ABC):
+class Loss(ABC):
     """One call. The matrices of its rows are dropped as soon as nothing that follows needs them.
 
     Attributes
@@ -128,9 +142,9 @@ class _Loss(ABC):
     rows: Rows
     weights: Weights
 
-    def __init__(self, queue: Queue, call: Call):
-        self.queue, self.call, self.a = queue, call, call.arguments
-        self.logits = Logits(queue, call)
+    def __init__(self, queue: Queue, call: Call, logits: Logits | Extents | None = None):
+        self.queue, self.call, self.a = queue, call, WITHOUT_ARGUMENT | call.arguments
+        self.logits: Any = Logits(queue, call) if logits is None else logits
         a = self.a
         self._scale = matrices.limited_scale(a["logit_scale"])
         self._temperature = matrices.limited(queue, a["temperature"])
@@ -162,7 +176,7 @@ class _Loss(ABC):
         """Return the coefficients of the targets, and ``b`` and ``e`` of the loss, as the module names them."""
 
     @abstractmethod
-    def gradient(self, used: Rows, of_targets: Any, log_prob: DeviceArray, terms: _SoftmaxTerms) -> DeviceArray:
+    def gradient(self, used: Rows, of_targets: Any, log_prob: DeviceArray, terms: SoftmaxTerms) -> DeviceArray:
         """Return the gradient of some rows with respect to z, without ``e``."""
 
     # ---- from the logits to the results
@@ -193,9 +207,13 @@ class _Loss(ABC):
             is_correct = self.counted & (found["predicted"] == queue.vector(a["target"], xp.int64).reshape(-1))
             found["correct"] = queue.vector(is_correct.sum(), xp.int64)
         if a["return_grad"]:
-            found["input_grad"] = self._input_grad(b, found.get("entropy"))
+            found |= self.gradients(b, found.get("entropy"))
+        return self.in_order(found)
+
+    def in_order(self, found: dict[str, Any]) -> Results:
+        """Return results in the order of the call's results, and vectors in their shapes."""
         return tuple(
-            None if spec is None else found[name] if name == "input_grad" else found[name].reshape(spec.shape)
+            None if spec is None else found[name] if name.endswith("_grad") else found[name].reshape(spec.shape)
             for name, spec in zip(self.call.operator.results, self.call.specs)
         )
 
@@ -278,9 +296,20 @@ class _Loss(ABC):
 
     # ---- gradients
 
-    def _input_grad(self, b: Any, entropy: Any) -> DeviceArray:
-        """Return the gradient in the dtype and shape of the result; ``b`` is that of the squared lse."""
+    def gradients(self, b: Any, entropy: Any) -> dict[str, Any]:
+        """Return the gradients by name, in the dtypes and shapes of the results; ``b`` is that of the squared lse."""
         queue = self.queue
+        of_targets, terms, e, present = self.coefficients_of_logits(b, entropy)
+        used = queue.select(present, self.logits.rows)
+        log_prob, self._log_prob = self._log_prob, None
+        if used.is_empty or log_prob is None:
+            shape = self.logits.rows, self.logits.classes
+            return {"input_grad": self.logits.restored(used.cleared(queue.empty(shape, self._dtype)))}
+        log_prob = used.put_from(self.rows, log_prob)
+        return {"input_grad": self._finished(used, self.gradient(used, of_targets, log_prob, terms), e)}
+
+    def coefficients_of_logits(self, b: Any, entropy: Any) -> tuple[Any, SoftmaxTerms, Any, Any]:
+        """Return all coefficients times the derivative of z without the softcap, and which rows have any."""
         of_targets, b_of_loss, e = self.coefficients()
         b, h = _total(b, b_of_loss, self._upstream_of("lse")), self._upstream_of("entropy")
         of_targets = self._chained(of_targets)
@@ -288,14 +317,7 @@ class _Loss(ABC):
         present = of_targets != 0 if of_targets.ndim == 1 else (of_targets != 0).any(1)
         for each in (b, h, e):
             present = present if each is None else present | (each != 0)
-        used = queue.select(present, self.logits.rows)
-        log_prob, self._log_prob = self._log_prob, None
-        if used.is_empty or log_prob is None:
-            shape = self.logits.rows, self.logits.classes
-            return self.logits.restored(used.cleared(queue.empty(shape, self._dtype)))
-        log_prob = used.put_from(self.rows, log_prob)
-        terms = _SoftmaxTerms(b, None if h is None else -h, entropy)
-        return self._finished(used, self.gradient(used, of_targets, log_prob, terms), e)
+        return of_targets, SoftmaxTerms(b, None if h is None else -h, entropy), e, present
 
     def _upstream_of(self, output: str) -> Any:
         """Return the upstream gradient of an output that has one number for each row, None if there is none."""
@@ -313,19 +335,12 @@ class _Loss(ABC):
         """Return the gradient in the dtype and shape of the result, from that of some rows without ``e``."""
         queue = self.queue
         if e is not None:
-            shares = column(queue, used.of(e))
-            if self.class_weight is not None:
-                shares = product(queue, shares, row(queue, self.class_weight))
-            queue.launch("inplace_add", result, shares)
-            del shares
+            add_shares(queue, result, used.of(e), self.class_weight)
         tanh, self._tanh = self._tanh, None
         if tanh is not None:
             tanh = used.put_from(self.rows, tanh)
-            slope = product(queue, tanh, tanh)  # 1 - tanh**2
-            queue.launch("inplace_mul", slope, number(queue, -1.0))
-            queue.launch("inplace_add", slope, number(queue, 1.0))
-            queue.launch("inplace_mul", result, slope)
-            del tanh, slope
+            matrices.multiply_by_slope(queue, result, tanh)
+            del tanh
         out = self.call.outs[1]
         if out is None or out.dtype == self.call.arrays[0].dtype:  # else the caller rounds it, once
             result = cast(queue, result, self._dtype)
@@ -344,9 +359,40 @@ class _Loss(ABC):
         return self.queue.xp.where(e == 0, 0, -e * of_classes), e
 
 
-class _OneTarget(_Loss):
-    def __init__(self, queue: Queue, call: Call):
-        super().__init__(queue, call)
+def losses_of(
+    queue: Queue,
+    z: DeviceArray,
+    target: DeviceArray,
+    log_prob: DeviceArray,
+    smoothing: float = 0.0,
+    factors: DeviceArray | None = None,
+) -> DeviceArray:
+    """Return the losses of rows with one target each, and write the log-probabilities of all classes."""
+    result, unused, unused_too = (queue.empty((z.shape[0],), FLOAT32) for _ in range(3))
+    queue.launch("cross_entropy_loss", z, target, factors, smoothing, result, log_prob, unused, unused_too)
+    return result
+
+
+def gradient_of_losses(queue: Queue, grads: DeviceArray, log_prob: DeviceArray, target: DeviceArray) -> DeviceArray:
+    """Return the gradient of the losses of rows with one target each with respect to z."""
+    result = queue.empty(log_prob.shape, FLOAT32)
+    queue.launch("cross_entropy_loss_grad", grads, log_prob, target, result)
+    return result
+
+
+def add_shares(queue: Queue, result: DeviceArray, e: Any, class_weight: Any) -> None:
+    """Add ``e`` of the rows to a gradient, times the weights of the classes if there are any."""
+    shares = column(queue, e)
+    if class_weight is not None:
+        shares = product(queue, shares, row(queue, class_weight))
+    queue.launch("inplace_add", result, shares)
+
+
+class OneTarget(Loss):
+    """One call with one target in each row."""
+
+    def __init__(self, queue: Queue, call: Call, logits: Logits | Extents | None = None):
+        super().__init__(queue, call, logits)
         self._tokens = Tokens(queue, call, self.logits.classes)
         self.counted = self._tokens.counted
         self.weights = Weights(queue, call, self.counted, self._tokens.row_weights())
@@ -360,20 +406,12 @@ class _OneTarget(_Loss):
     def of_logits(self, z: DeviceArray) -> DeviceArray | None:
         queue, a = self.queue, self.a
         self._target = self.rows.put(self._tokens.places)
-        count = z.shape[0]
         log_prob = queue.empty(z.shape, FLOAT32)
-
-        def launched(smoothing: float, factors: Any) -> DeviceArray:
-            result, unused, unused_too = (queue.empty((count,), FLOAT32) for _ in range(3))
-            arguments = z, self._target, factors, smoothing, result, log_prob, unused, unused_too
-            queue.launch("cross_entropy_loss", *arguments)
-            return result
-
         if self.smoothing:
             factors = None if self.class_weight is None else queue.put(self.class_weight, FLOAT32)
-            self._smoothed = launched(a["label_smoothing"], factors)
+            self._smoothed = losses_of(queue, z, self._target, log_prob, a["label_smoothing"], factors)
         if not self.smoothing or "log_prob" in a["outputs"]:
-            self._nll = launched(0.0, None)
+            self._nll = losses_of(queue, z, self._target, log_prob)
         return log_prob if self.needs_log_prob else None
 
     def loss(self) -> Any:
@@ -394,18 +432,17 @@ class _OneTarget(_Loss):
             grad = grad - self.queue.vector(grad_log_prob).reshape(-1)
         return tokens.of_targets(grad), *self.smoothing_terms(self.weights.upstream(divided))
 
-    def gradient(self, used: Rows, of_targets: Any, log_prob: DeviceArray, terms: _SoftmaxTerms) -> DeviceArray:
+    def gradient(self, used: Rows, of_targets: Any, log_prob: DeviceArray, terms: SoftmaxTerms) -> DeviceArray:
         queue, target = self.queue, self._target
         assert target is not None, "there are rows"
-        result = queue.empty(log_prob.shape, FLOAT32)
         grads = used.put(queue.vector(of_targets, queue.xp.float32), 0)
-        queue.launch("cross_entropy_loss_grad", grads, log_prob, used.put_from(self.rows, target), result)
+        result = gradient_of_losses(queue, grads, log_prob, used.put_from(self.rows, target))
         if not terms.are_zero:
-            queue.launch("inplace_add", result, terms.gradient(queue, used, log_prob))
+            queue.launch("inplace_add", result, terms.of(used).gradient(queue, log_prob))
         return result
 
 
-class _SeveralTargets(_Loss):
+class _SeveralTargets(Loss):
     def __init__(self, queue: Queue, call: Call):
         super().__init__(queue, call)
         self.weights = self._targets = SeveralTargets(queue, call, self.logits.classes)
@@ -454,16 +491,16 @@ class _SeveralTargets(_Loss):
         b, e = self.smoothing_terms(upstream)
         return grad, _total(b, grad.sum(1)), e
 
-    def gradient(self, used: Rows, of_targets: Any, log_prob: DeviceArray, terms: _SoftmaxTerms) -> DeviceArray:
+    def gradient(self, used: Rows, of_targets: Any, log_prob: DeviceArray, terms: SoftmaxTerms) -> DeviceArray:
         queue, places = self.queue, self._places
         assert places is not None, "there are rows"
-        result = terms.gradient(queue, used, log_prob)
+        result = terms.of(used).gradient(queue, log_prob)
         grads = used.put(queue.vector(-of_targets, queue.xp.float32), 0)
         queue.launch("inplace_scatter_add", result, used.put_from(self.rows, places), grads)
         return result
 
 
-class _AllClasses(_Loss):
+class _AllClasses(Loss):
     def __init__(self, queue: Queue, call: Call):
         super().__init__(queue, call)
         given, everywhere = self.a["token_weight"], queue.xp.broadcast_to(queue.vector(1.0), (self.logits.rows,))
@@ -512,13 +549,13 @@ class _AllClasses(_Loss):
         grad = xp.broadcast_to(grad, (self.logits.rows,))
         return grad, xp.where(grad == 0, 0, grad * (self.rows.vector(self._sums) - 1)), None
 
-    def gradient(self, used: Rows, of_targets: Any, log_prob: DeviceArray, terms: _SoftmaxTerms) -> DeviceArray:
+    def gradient(self, used: Rows, of_targets: Any, log_prob: DeviceArray, terms: SoftmaxTerms) -> DeviceArray:
         queue, difference = self.queue, self._difference
         assert difference is not None, "there are rows"
         self._difference = None
         difference = used.put_from(self.rows, difference)
         queue.launch("inplace_mul", difference, column(queue, used.of(of_targets)))
-        queue.launch("inplace_add", difference, terms.gradient(queue, used, log_prob))
+        queue.launch("inplace_add", difference, terms.of(used).gradient(queue, log_prob))
         return difference
 
 
@@ -527,7 +564,7 @@ def cross_entropy(queue: Queue, call: Call) -> Results:
     a = call.arguments
     if a["target"].dtype.kind not in "iu":
         return _AllClasses(queue, call).results()
-    return (_OneTarget if a["target_prob"] is None else _SeveralTargets)(queue, call).results()
+    return (OneTarget if a["target_prob"] is None else _SeveralTargets)(queue, call).results()
 
 
 def needed(call: Call) -> tuple[str, ...]:

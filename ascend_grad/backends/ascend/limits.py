@@ -19,9 +19,9 @@ from ...errors import (
     ParamTypeError,
     UnsupportedDeviceError,
 )
-from ...operators.options import OPTIONS, OUTPUT_GRADIENTS, OUTPUTS, given_options
+from ...operators.options import FUSED, OPTIONS, OUTPUT_GRADIENTS, OUTPUTS, given_options
 from ..base import Unsupported
-from . import cross_entropy, determinism, matrices, top_k
+from . import cross_entropy, determinism, linear_blocks, matrices, top_k
 from .quirks import is_empty
 from .runtime import State
 
@@ -146,7 +146,16 @@ def is_dense(call: Call) -> bool:
 
 def loss_options(call: Call, soc: str) -> Unsupported | None:
     """Return the reason against gradients and options of a loss that the device's operators lack (161002)."""
-    a, loss = call.arguments, call.operator.name.removesuffix("_backward")
+    return _options_of(call, call.operator.name.removesuffix("_backward"))
+
+
+def fused_options(call: Call, soc: str) -> Unsupported | None:
+    """Return the reason against gradients and options of a loss that the fused operators lack."""
+    return _options_of(call, FUSED)
+
+
+def _options_of(call: Call, loss: str) -> Unsupported | None:
+    a = call.arguments
     gradients = [name for name in OUTPUT_GRADIENTS if a.get(name) is not None]
     found, computed = first_lacking(gradients, a, loss), "the gradients"
     if found is None and is_dense(call) and loss != "cross_entropy":
@@ -196,6 +205,9 @@ LARGEST_ID = 2**24
 
 #: The limit of the oldest operators. 310B lacks them, but for the forward softmax.
 EVERYWHERE = only_on("910", "910B", "910_93", "310P", "950")
+
+#: The limit of products in float32.
+WITH_PRODUCTS = only_on("910B", "910_93", "950")
 
 #: Operators whose rows have the same bits whatever other rows there are, at the level of determinism for that.
 ROWS_ALONE = ("softmax", "log_softmax")
@@ -249,10 +261,17 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
         at_most("classes for predicted and correct", compared_classes),
         dtype("input", *FLOATS),
     ),
+    "linear_cross_entropy": (WITH_PRODUCTS, loss_options, dtype("input", *FLOATS)),
+    "linear_cross_entropy_backward": (WITH_PRODUCTS, loss_options, dtype("input", *FLOATS)),
+    "linear_top_k": (WITH_PRODUCTS, dtype("input", *FLOATS)),
+}
+
+#: The limits of the fused operators for a loss of a linear layer; see `is_fused`.
+FUSED_LIMITS: dict[str, tuple[Limit, ...]] = {
     # The chain of the three operators. Ids start at 0 on the device, wherever the vocabulary starts.
     "linear_cross_entropy": (
         only_on("910B", "910_93"),
-        loss_options,
+        fused_options,
         dtype("input", *FLOATS_16_BIT),
         at_most("H", dim("H", 65534)),
         at_most("V", dim("V", LARGEST_ID)),
@@ -260,35 +279,54 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
     ),
     "linear_cross_entropy_backward": (
         only_on("910B", "910_93"),
-        loss_options,
+        fused_options,
         dtype("input", *FLOATS_16_BIT),
         vocabulary,
         at_most("H", dim("H", 65535), asks_device=True),
     ),
-    # Other systems have no products of float32.
-    "linear_top_k": (only_on("910B", "910_93", "950"), dtype("input", *FLOATS)),
 }
 
 
-def needed(call: Call) -> tuple[str, ...]:
-    """Return the names of the device's operators that a call is made of."""
+def _fused_needed(call: Call) -> tuple[str, ...]:
+    """Return the names of the fused operators that a loss of a linear layer is made of."""
     gradient = ("aclnnFusedLinearCrossEntropyLossGrad",)
-    if call.operator.device_name is not None:
-        return (call.operator.device_name,)
     if call.operator.name == "linear_cross_entropy_backward":
         return gradient
-    if call.operator.name == "linear_cross_entropy":
-        loss = "aclnnFusedLinearOnlineMaxSum", "aclnnFusedCrossEntropyLossWithMaxSum"
-        return (*loss, *gradient) if call.arguments["return_grad"] else loss
+    loss = "aclnnFusedLinearOnlineMaxSum", "aclnnFusedCrossEntropyLossWithMaxSum"
+    return (*loss, *gradient) if call.arguments["return_grad"] else loss
+
+
+def is_fused(call: Call, state: State) -> bool:
+    """Return whether the fused operators compute a loss of a linear layer, or its gradients; otherwise blocks do.
+
+    The fused operators have precedence where they are documented, and blocks where they are not.
+    """
+    soc = family(state.soc)
+    reasons = [reason for limit in FUSED_LIMITS[call.operator.name] if (reason := limit(call, soc)) is not None]
+    if any(reason.error is not None for reason in reasons):
+        return False
+    if any(name in state.absent for name in linear_blocks.needed(call)):
+        return True
+    return not reasons and not any(name in state.absent for name in _fused_needed(call))
+
+
+def needed(call: Call, state: State) -> tuple[str, ...]:
+    """Return the names of the device's operators that a call is made of."""
+    if call.operator.device_name is not None:
+        return (call.operator.device_name,)
+    if call.operator.name in FUSED_LIMITS:
+        return _fused_needed(call) if is_fused(call, state) else linear_blocks.needed(call)
     return (top_k if call.operator.name == "linear_top_k" else cross_entropy).needed(call)
 
 
 def unsupported_reason(call: Call, state: State) -> Unsupported | None:
     """Return why the device that was found does not take this valid call, None if it does."""
     limits = LIMITS.get(call.operator.name)
+    if call.operator.name in FUSED_LIMITS and is_fused(call, state):
+        limits = FUSED_LIMITS[call.operator.name]
     if limits is None:
         return _unsupported(call, UnsupportedDeviceError, "the function is not implemented for the NPU")
-    for name in needed(call):
+    for name in needed(call, state):
         if name in state.absent:
             return _unsupported(call, BackendUnavailableError, state.absent[name])
     level, soc = determinism.level(call), family(state.soc)

@@ -102,3 +102,19 @@ def keys(queue: Queue, matrix: DeviceArray, wanted: DeviceArray) -> DeviceArray:
     result = cast(queue, equal, FLOAT32)
     queue.launch("inplace_mul", result, row(queue, width - queue.numbers(width)))
     return result
+
+
+def multiply(queue: Queue, matrix: DeviceArray, factor: Any) -> None:
+    """Multiply a matrix by a number, or its rows by the numbers of a vector, in place."""
+    if not isinstance(factor, float):
+        queue.launch("inplace_mul", matrix, column(queue, factor))
+    elif factor != 1:
+        queue.launch("inplace_mul", matrix, number(queue, factor))
+
+
+def multiply_by_slope(queue: Queue, matrix: DeviceArray, tanh: DeviceArray) -> None:
+    """Multiply a matrix by ``1 - tanh**2`` in place."""
+    slope = product(queue, tanh, tanh)
+    multiply(queue, slope, -1.0)
+    queue.launch("inplace_add", slope, number(queue, 1.0))
+    queue.launch("inplace_mul", matrix, slope)

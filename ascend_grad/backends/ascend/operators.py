@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..._call import Call
-from . import quirks
+from . import limits, linear_blocks, quirks, runtime
 from .array import DeviceArray, Origin
 from .cross_entropy import cross_entropy
 from .queue import FLOAT32, Queue, Results
@@ -140,6 +140,8 @@ def _is_infinite(vector: Any) -> Any:
 
 def _linear_cross_entropy(queue: Queue, call: Call) -> Results:
     """Compute the chain of the three operators. Losses and statistics become vectors if anything is done with them."""
+    if not limits.is_fused(call, runtime.state()):
+        return linear_blocks.linear_cross_entropy(queue, call)
     a, xp = call.arguments, queue.xp
     tokens = Tokens(queue, call, call.dims["V"])
     rows = queue.compact(tokens.counted)
@@ -181,6 +183,8 @@ def _linear_cross_entropy_backward(queue: Queue, call: Call) -> Results:
     With probabilities p, the gradient of a row's logits is ``w (p - [v = t]) + b p``, where b is ``grad_lse``. The
     device computes the two terms as two rows. The target of the second row is masked.
     """
+    if not limits.is_fused(call, runtime.state()):
+        return linear_blocks.linear_cross_entropy_backward(queue, call)
     a, xp = call.arguments, queue.xp
     tokens = Tokens(queue, call, call.dims["V"])
     masked, places, lse = xp.zeros_like(tokens.counted), tokens.masked_target, queue.vector(a["lse"])

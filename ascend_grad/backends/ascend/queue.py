@@ -58,8 +58,8 @@ class Rows(Protocol):
     def of(self, vector: Any) -> Any:
         """Return these rows of a vector."""
 
-    def vector(self, array: DeviceArray | None) -> Any:
-        """Return an operator's result for these rows as a vector of all rows. None stands for no rows."""
+    def vector(self, array: Any) -> Any:
+        """Return an operator's result, or a vector, for these rows as a vector of all rows. None: there are no rows."""
 
     def restored(self, array: DeviceArray) -> Any:
         """Return a matrix of all rows that has these rows, added up if a row is there twice, and zeros elsewhere."""

@@ -46,7 +46,7 @@ class TensorRows:
     def of(self, vector: Any) -> Any:
         return vector
 
-    def vector(self, array: DeviceArray | None) -> Any:
+    def vector(self, array: Any) -> Any:
         return self._queue.vector(array)
 
     def restored(self, array: DeviceArray) -> DeviceArray:

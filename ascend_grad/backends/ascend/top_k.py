@@ -9,21 +9,14 @@ so a log-probability has the error of the difference from that logit, not of the
 
 from __future__ import annotations
 
-from math import isqrt
 from typing import Any
 
-import numpy as np
-
 from ..._call import Call
-from ...operators.options import MIN_WORKSPACE_BYTES
 from .array import DeviceArray
-from .matrices import MAX_COLUMNS, cast, column, keys, limited, limited_scale, log_sum_exp, number, row, top_k
+from .layer import INF, Layer
+from .matrices import MAX_COLUMNS, cast, column, keys, limited, limited_scale, log_sum_exp, multiply, top_k
 from .queue import FLOAT32, Queue, Results
 
-INF = float("inf")
-LARGEST = float(np.finfo(FLOAT32).max)
-
-DEFAULT_BYTES = 64 << 20
 #: Bytes for each logit of a block: the logit, whether it equals the last one of the largest, and its key.
 LOGIT_BYTES = 4 + 1 + 4
 #: More than the largest k, so that all blocks but the last one have k logits.
@@ -91,11 +84,7 @@ class _Largest:
         """Return the sum of the exponentials relative to the maximum of each row, by which the logits are shifted."""
         queue, xp = self._queue, self._queue.xp
         queue.launch("inplace_add", z, column(queue, xp.where(_is_finite(maximum), -maximum, 0.0)))
-        if isinstance(self._temperature, float):
-            if self._temperature != 1:
-                queue.launch("inplace_mul", z, number(queue, 1 / self._temperature))
-        else:
-            queue.launch("inplace_mul", z, column(queue, 1 / self._temperature))
+        multiply(queue, z, 1 / self._temperature)
         total = xp.exp(queue.vector(log_sum_exp(queue, z)))
         return xp.where(maximum == -INF, 0.0, total)  # whatever the device makes of rows of -infinity
 
@@ -114,68 +103,45 @@ class _Largest:
         return xp.where(unknown, xp.nan, log_prob), xp.where(unknown, queue.numbers(self._k), self._places)
 
 
-class _Layer:
+class _Logits:
     """The logits of a call, in blocks."""
 
     def __init__(self, queue: Queue, call: Call):
         self._queue, self._a = queue, call.arguments
-        a, xp = self._a, queue.xp
-        self._input, self._weight = queue.put(a["input"]), queue.put(a["weight"])
-        self._scale = limited_scale(a["logit_scale"])
-        self._softcap = None if a["softcap"] is None else limited(queue, a["softcap"])
-        self._bias: Any = None
-        if a["bias"] is not None:
-            bias = queue.vector(a["bias"])
-            self._bias = xp.where((bias > LARGEST) & (bias < INF), LARGEST, bias)
-        self._temperature = limited(queue, a["temperature"])
-        self.height, self._width = self._block_shape()
+        self._input = queue.put(self._a["input"])
+        self.layer = Layer(queue, call, LOGIT_BYTES, row_matrices=1, entry_matrices=1, min_width=MIN_WIDTH)
+        self.layer.width = min(self.layer.width, MAX_COLUMNS)
+        self._scale = limited_scale(self._a["logit_scale"])
+        self._softcap = None if self._a["softcap"] is None else limited(queue, self._a["softcap"])
+        self._temperature = limited(queue, self._a["temperature"])
 
-    def _block_shape(self) -> tuple[int, int]:
-        """Return the rows and columns of a block. With its operands in float32 it fits into the workspace."""
-        (rows, features), entries = self._input.shape, self._weight.shape[0]
-        nbytes = self._a["workspace_bytes"]
-        if nbytes is None:
-            nbytes = max(DEFAULT_BYTES, (self._input.nbytes + self._weight.nbytes) // 4)
-        nbytes = max(nbytes, MIN_WORKSPACE_BYTES)
-        height = max(min(rows, isqrt(nbytes // LOGIT_BYTES) // 2, nbytes // (16 * features)), 1)
-        width = (nbytes - 4 * features * height) // (LOGIT_BYTES * height + 4 * features)
-        return height, min(max(width, MIN_WIDTH), MAX_COLUMNS, entries)
-
-    def results_of(self, begin: int, k: int) -> tuple[Any, Any]:
-        """Return the results of the rows of a block, from ``begin`` on."""
-        queue, entries = self._queue, self._weight.shape[0]
-        end = min(begin + self.height, self._input.shape[0])
-        temperature = self._temperature if isinstance(self._temperature, float) else self._temperature[begin:end]
+    def results_of(self, block: slice, k: int) -> tuple[Any, Any]:
+        """Return the results of the rows of a block."""
+        queue, layer = self._queue, self.layer
+        temperature = self._temperature if isinstance(self._temperature, float) else self._temperature[block]
         largest = _Largest(queue, k, temperature)
-        rows = cast(queue, self._input.rows(begin, end), FLOAT32)
-        for first in range(0, entries, self._width):
-            largest.add(self._logits(rows, first, min(first + self._width, entries)), first)
+        rows = cast(queue, self._input.rows(block.start, block.stop), FLOAT32)
+        for entries in layer.entry_blocks():
+            largest.add(self._logits(rows, entries), entries.start)
         return largest.results()
 
-    def _logits(self, rows: DeviceArray, first: int, end: int) -> DeviceArray:
+    def _logits(self, rows: DeviceArray, entries: slice) -> DeviceArray:
         """Return logits that the temperature does not divide."""
-        queue = self._queue
-        weight = cast(queue, self._weight.rows(first, end), FLOAT32)
-        z = queue.empty((rows.shape[0], end - first), FLOAT32)
-        queue.launch("mm", rows, weight.transposed((1, 0)), z)
-        if self._bias is not None:
-            queue.launch("inplace_add", z, row(queue, self._bias[first:end]))
-        scale = self._scale if self._softcap is None else self._scale / self._softcap
-        self._multiply(z, scale)
-        if self._softcap is not None:
+        queue, layer = self._queue, self.layer
+        z = layer.logits(rows, layer.weight_of(entries), entries)
+        if self._softcap is None:
+            multiply(queue, z, self._scale)
+        else:
+            multiply(queue, z, self._scale / self._softcap)
             queue.launch("inplace_tanh", z)
-            self._multiply(z, self._softcap)
+            multiply(queue, z, self._softcap)
         return z
-
-    def _multiply(self, z: DeviceArray, factor: float) -> None:
-        if factor != 1:
-            self._queue.launch("inplace_mul", z, number(self._queue, factor))
 
 
 def linear_top_k(queue: Queue, call: Call) -> Results:
     """Compute the largest log-probabilities and their places."""
-    layer = _Layer(queue, call)
-    parts = [layer.results_of(begin, call.arguments["k"]) for begin in range(0, call.dims["BT"], layer.height)]
+    logits = _Logits(queue, call)
+    parts = [logits.results_of(block, call.arguments["k"]) for block in logits.layer.row_blocks(call.dims["BT"])]
     return tuple(queue.xp.concatenate(list(each)) for each in zip(*parts))
 
 

@@ -4,9 +4,6 @@
 /* Return the number of rows of P, padded to whole tiles. */
 AG_INLINE ptrdiff_t K(padded_rows)(const ag_linear_block *b) { return (b->chunk.rows + MR - 1) / MR * MR; }
 
-/* Return the number of packed elements of n values, with those that only fill the last step of a matrix unit. */
-AG_INLINE ptrdiff_t K(elements)(ptrdiff_t n) { return (n + PAIR * GRANULE - 1) / (PAIR * GRANULE) * GRANULE; }
-
 /* ---- sources of a tile --------------------------------------------------------------------------------------------------- */
 
 /* Load a tile of cached logits. */

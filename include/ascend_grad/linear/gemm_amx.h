@@ -36,14 +36,15 @@ AG_INLINE V K(flushed_multiply_add)(u32v a, u32v b, V c)
 }
 
 /* One tile of sums += one tile of left rows times one tile of right columns. */
-static void K(multiply_tiles)(float *sums, ptrdiff_t pitch, const char *left, const char *right, ptrdiff_t right_stride)
+static void K(multiply_tiles)(float *sums, ptrdiff_t pitch, const char *left, ptrdiff_t left_stride, const char *right,
+                              ptrdiff_t right_stride)
 {
     for (int r = 0; r < 16; r++) {
         V even = {0}, odd = {0};
         for (int k = 0; k < 16; k++) {
             uint32_t pair;
             u32v columns;
-            memcpy(&pair, left + r * 64 + k * 4, sizeof pair);
+            memcpy(&pair, left + r * left_stride + k * 4, sizeof pair);
             memcpy(&columns, right + k * right_stride, sizeof columns);
             even = K(flushed_multiply_add)((pair << 16) + (u32v){0}, columns << 16, even);
             odd = K(flushed_multiply_add)((pair & 0xffff0000) + (u32v){0}, columns & 0xffff0000, odd);
@@ -52,17 +53,19 @@ static void K(multiply_tiles)(float *sums, ptrdiff_t pitch, const char *left, co
     }
 }
 
-/* Compute a tile (MR, NR) of sums over some steps. Steps of the left operand are a_step bytes apart; nv: columns in
- * vectors. */
-static void K(chain)(const int nv, const char *a, const ptrdiff_t a_step, const char *b, ptrdiff_t steps, acc_t *tile)
+/* Compute a tile (MR, NR) of sums over some steps; nv: columns in vectors. Steps of the left operand are a_step bytes apart, its
+ * rows a_row, and rows of the right operand b_row. With a tail, that is the last step of the left operand, whose rows are 64 bytes
+ * apart. */
+static void K(chain)(const int nv, const char *a, const ptrdiff_t a_step, ptrdiff_t a_row, const char *tail, const char *b,
+                     const ptrdiff_t b_row, ptrdiff_t steps, acc_t *tile)
 {
-    const ptrdiff_t stride = nv * 64;
     if (!K(is_configured)) __builtin_trap(); /* as the unit does */
     memset(tile, 0, MR * NR * sizeof(acc_t));
-    for (ptrdiff_t s = 0; s < steps; s++, a += a_step, b += 16 * stride) {
+    for (ptrdiff_t s = 0; s < steps; s++, a += a_step, b += 16 * b_row) {
+        if (tail && s == steps - 1) a = tail, a_row = 64;
         for (int j = 0; j < nv; j++) {
-            K(multiply_tiles)(tile + j * VL, NR, a, b + j * 64, stride);
-            K(multiply_tiles)(tile + 16 * NR + j * VL, NR, a + 1024, b + j * 64, stride);
+            K(multiply_tiles)(tile + j * VL, NR, a, a_row, b + j * 64, b_row);
+            K(multiply_tiles)(tile + 16 * NR + j * VL, NR, a + 16 * a_row, a_row, b + j * 64, b_row);
         }
     }
 }
@@ -83,23 +86,26 @@ AG_INLINE void K(begin_task)(void)
 
 AG_INLINE void K(end_task)(void) { _tile_release(); }
 
-/* Compute a tile (MR, NR) of sums over some steps. Steps of the left operand are a_step bytes apart; nv: columns in
- * vectors. Tiles 0 to 3 are sums, 4 and 5 left, 6 and 7 right. */
-static void K(chain)(const int nv, const char *a, const ptrdiff_t a_step, const char *b, ptrdiff_t steps, acc_t *tile)
+/* Compute a tile (MR, NR) of sums over some steps; nv: columns in vectors. Steps of the left operand are a_step bytes apart, its
+ * rows a_row, and rows of the right operand b_row. With a tail, that is the last step of the left operand, whose rows are 64 bytes
+ * apart. Tiles 0 to 3 are sums, 4 and 5 left, 6 and 7 right. */
+static void K(chain)(const int nv, const char *a, const ptrdiff_t a_step, ptrdiff_t a_row, const char *tail, const char *b,
+                     const ptrdiff_t b_row, ptrdiff_t steps, acc_t *tile)
 {
-    const ptrdiff_t stride = nv * 64, pitch = NR * sizeof(acc_t);
+    const ptrdiff_t pitch = NR * sizeof(acc_t);
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (ptrdiff_t s = 0; s < steps; s++, a += a_step, b += 16 * stride) {
-        _tile_loadd(6, b, stride);
-        _tile_loadd(4, a, 64);
+    for (ptrdiff_t s = 0; s < steps; s++, a += a_step, b += 16 * b_row) {
+        if (tail && s == steps - 1) a = tail, a_row = 64;
+        _tile_loadd(6, b, b_row);
+        _tile_loadd(4, a, a_row);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, a + 1024, 64);
+        _tile_loadd(5, a + 16 * a_row, a_row);
         _tile_dpbf16ps(2, 5, 6);
         if (nv > 1) {
-            _tile_loadd(7, b + 64, stride);
+            _tile_loadd(7, b + 64, b_row);
             _tile_dpbf16ps(1, 4, 7);
             _tile_dpbf16ps(3, 5, 7);
         }

@@ -76,8 +76,10 @@ AG_INLINE void K(chain_of)(const int nv, const char *a, const ptrdiff_t a_step, 
     }
 }
 
-/* Compute a tile (MR, NR) of sums over some steps. Steps of the left operand are a_step bytes apart; nv: columns in vectors. */
-static void K(chain)(const int nv, const char *a, const ptrdiff_t a_step, const char *b, ptrdiff_t steps, acc_t *tile)
+/* Compute a tile (MR, NR) of sums over some steps. Steps of the left operand are a_step bytes apart; nv: columns in vectors. Both
+ * operands are packed. */
+static void K(chain)(const int nv, const char *a, const ptrdiff_t a_step, ptrdiff_t a_row AG_UNUSED, const char *tail AG_UNUSED,
+                     const char *b, const ptrdiff_t b_row AG_UNUSED, ptrdiff_t steps, acc_t *tile)
 {
     if (nv == 1) {
         K(chain_of)(1, a, a_step, b, steps, tile);

@@ -77,18 +77,23 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .vector = VL,
     .pair = PAIR,
     .granule = GRANULE,
+    .reads_runs = AG_UNIT == AG_AMX,
     .column_group = COLUMN_GROUP,
     .element_size = sizeof(elem_t),
     .acc_size = sizeof(acc_t),
-    /* Packing pays for fewer rows if products are pairs, or if there are 16 registers. */
-    .max_unpacked_rows = AG_MAX_UNPACKED_ROWS / PAIR / (AG_LANES == 16 ? 1 : 2),
-    /* Unpacked dot products of pairs are fast if rows are long. Unpacked, BFMMLA uses the products of float32. */
-    .max_unpacked_long_rows = AG_MAX_UNPACKED_ROWS / (AG_LANES == 16 ? 1 : 2 * PAIR),
-    .pack_tile = K(pack_tile),
-#if AG_UNIT == AG_BFMMLA
-    .pack_panel = K(pack_tile), /* both operands have the same layout */
+    /* Measured, but for BFMMLA. */
+#if AG_LANES == 4
+    .max_unpacked_rows = 32 / PAIR,
+    .max_unpacked_statistics = 32 / PAIR,
 #else
-    .pack_panel = K(pack_panel),
+    .max_unpacked_rows = AG_UNIT ? 12 : 32,
+    .max_unpacked_statistics = AG_UNIT ? 3 : VL * 3 / 4,
+#endif
+    .pack_left = K(pack_left),
+#if AG_UNIT == AG_BFMMLA
+    .pack_right = K(pack_left), /* both operands have the same layout */
+#else
+    .pack_right = K(pack_right),
 #endif
     .pack_columns = K(pack_columns),
     .tiles = K(tiles),

@@ -20,8 +20,9 @@
  *
  * Layouts. A tile is MR x NR. NR is three vectors wide (two on matrix units) and a multiple of MR; u is the number of packed
  * elements along the sum.
- *   x_rows     [BT / MR][u of H][MR]      left operand of the logits; rows beyond BT are zero
- *   w_rows     [V / NR][u of H][NR]       right operand of the logits
+ *   left       rows with any stride       left operand of the logits: rows of X where they lie. Rows that are strided, swapped or
+ *                                         widened are gathered for each product, or copied once to [BT][u of H]
+ *   right      [V / NR][u of H][NR]       right operand of the logits: rows of W
  *   p          [V / NR][rows][NR values]  left operand of dX, written by the tiles of logits. rows: BT rounded up to MR. The
  *                                         product reads a row along the sum; rows have a constant distance
  *   p_pairs    [V / NR][rows / 2][NR]     left operand of dW, dot only: an element holds the same column of two rows. Other
@@ -31,20 +32,26 @@
  *   logits     [V / NR][rows][NR]         cached logits, if they are read twice. Chunks follow one another, then blocks, in
  *                                         the workspace or at the end of the memory of dW
  *
- * Unpacked products. Nothing is packed if X or W has at most `max_unpacked_rows` rows (AG_MAX_UNPACKED_ROWS for the logits
- * of long rows alone). These rows are called resident, the rows of the other matrix streamed. A tile of at most AG_TILE
- * logits is computed from rows in place and becomes P. It is multiplied with the same streamed rows, which are still in L2.
- * The gradient of the streamed matrix is written once. The gradient of the resident matrix has a partial sum for each task.
+ * Logits of few rows. If rows are few, W is the left operand of the logits, and X is packed as the right one
+ * (weight_is_left); on matrix units only if rows are long. NR rows and NR vocabulary entries are computed as [entries][rows]
+ * and transposed to NR / MR tiles. The order of a sum is the same in either case. The last panel of the logits is one, two or
+ * three vectors wide.
+ *
+ * Unpacked products. Nothing is packed if X or W has at most `max_unpacked_rows` rows, for statistics alone at most
+ * `max_unpacked_statistics`; twice as many if packing widens. More vocabulary entries are not packed if they have few features.
+ * These rows are called resident, the rows of the other matrix streamed. A tile of at most AG_TILE logits is computed from rows
+ * in place and becomes P. It is multiplied with the same streamed rows, which are still in L2. The gradient of the streamed
+ * matrix is written once. The gradient of the resident matrix has a partial sum for each task.
  * If vocabulary entries are few, a tile is entries x rows, so that lanes are full for any number of entries. If both sides
  * are short, tasks are ranges of the features, and both gradients are written once. Logits of bfloat16 use dot products if
  * the CPU has them. The other products are f32: bfloat16 is widened while it is read.
  *
  * Matrix units have tiles of MR x MR (amx: 32 x 32, bfmmla: 8 x 8) and take MR / 2 elements along a sum at a time, so that
  * sums are filled up with zeros. Their left operands hold G elements of a row side by side: 16 in amx, 2 in bfmmla.
- *   x_rows     [BT / MR][u of H / G][MR][G]
+ *   left_tiles [BT / MR][u of H / G][MR][G], unless AMX reads a run of rows in place
  *   p_pairs    [V / MR][rows / 2 / G][MR of V][G]
  * In bfmmla, right operands are like left ones, and rows of P are split after 4 values:
- *   w_rows     [V / 8][u of H / 2][8][2]
+ *   right      [V / 8][u of H / 2][8][2]
  *   p          [V / 8][rows / 8][2][8 rows][4 values]
  *   w_columns  [H / 8][u of V / 2][4 or 8][2]
  *   x_columns  [H / 8][u of BT / 2][4 or 8][2]
@@ -120,6 +127,7 @@ typedef struct {
     ptrdiff_t compensation_stride;
     int add;            /* whether the sums hold earlier terms */
     int last;           /* whether these terms are the last: the compensation is then applied */
+    ag_dtype rounded_to; /* AG_FLOAT16 or AG_BFLOAT16: these terms are all, and rows of this dtype receive them; otherwise 0 */
 } ag_sums;
 
 /* The source of a tile of logits, and the result of its epilogue. */
@@ -217,7 +225,11 @@ typedef struct {
 
 /* Packed operands and tiles of one chunk and one block. */
 typedef struct {
-    void *x_rows, *w_rows, *x_columns, *w_columns, *p, *p_pairs, *logits;
+    int weight_is_left;     /* whether W is the left operand of the logits, and X the right one */
+    ag_rows left;           /* rows of the left operand, read in place or gathered */
+    void *left_tiles;       /* tiles of the left operand, on matrix units that cannot read its rows in place; otherwise NULL */
+    void *right;            /* panels of the right operand */
+    void *x_columns, *w_columns, *p, *p_pairs, *logits;
     uint8_t *skipped;            /* [V / NR][rows / MR] tiles of P that are skipped */
     int caches_logits;           /* whether AG_TO_MAX_SUM stores its tiles in `logits` */
     void *panel_max, *panel_sum; /* acc_t [V / NR][rows]: AG_TO_MAX_SUM and AG_TO_TOP_K write them, merges read them */
@@ -247,16 +259,18 @@ typedef struct {
     int vector; /* elements of a vector */
     int pair;   /* terms of a packed element */
     int granule; /* packed elements along a sum are a multiple of this number */
+    int reads_runs; /* a matrix unit reads rows of the left operand in place, if they follow one another and are at least mr */
     int column_group; /* packed elements of a column that pack_columns stores side by side */
     int element_size; /* bytes of a packed element */
     int acc_size; /* bytes of an accumulator */
-    int max_unpacked_rows; /* most resident rows for which unpacked products are faster than packed ones */
-    int max_unpacked_long_rows; /* the same for statistics of long rows */
-    /* Pack a tile (MR rows) of x_rows, a panel (NR rows) of w_rows, or a panel (n columns) of x_columns or w_columns. */
-    void (*pack_tile)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
-                      ptrdiff_t first, ptrdiff_t n);
-    void (*pack_panel)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
-                       ptrdiff_t first, ptrdiff_t n);
+    int max_unpacked_rows; /* most resident rows for which unpacked gradients are faster than packed ones */
+    int max_unpacked_statistics; /* the same for statistics alone; both are at most half of AG_MAX_UNPACKED_ROWS */
+    /* Pack a tile (MR rows) of the left operand of the logits, a panel (NR rows) of the right one, or a panel (n columns) of
+     * x_columns or w_columns. */
+    void (*pack_left)(void *to, ptrdiff_t pitch, const ag_matrix *from, const int64_t *rows, int64_t start,
+                      ptrdiff_t count, ptrdiff_t first, ptrdiff_t n);
+    void (*pack_right)(void *to, ptrdiff_t pitch, const ag_matrix *from, const int64_t *rows, int64_t start,
+                       ptrdiff_t count, ptrdiff_t first, ptrdiff_t n);
     void (*pack_columns)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
                          ptrdiff_t first, ptrdiff_t n);
     /* Compute tiles [tile, tile_end) of panels [panel, panel_end) of the logits or of P. */

@@ -1,6 +1,18 @@
 /* Conversion of rows, and packing, for one kind of arithmetic and one instruction set. Included by kernels.h; the manual is
  * linear.h. */
 
+/* Return the number of packed elements of n values, with those that only fill the last step of a matrix unit. */
+AG_INLINE ptrdiff_t K(elements)(ptrdiff_t n) { return (n + PAIR * GRANULE - 1) / (PAIR * GRANULE) * GRANULE; }
+
+/* Return whether the values of a row follow one another, in native byte order. */
+AG_INLINE int K(is_dense)(const ag_matrix *from) { return from->step == ag_itemsize[from->dtype] && !from->swapped; }
+
+/* Return whether kernels can read rows in place, as packed elements that follow one another. */
+AG_INLINE int K(is_in_place)(const ag_matrix *from)
+{
+    return K(is_dense)(from) && ag_itemsize[from->dtype] == sizeof(elem_t) / PAIR;
+}
+
 /* ---- rows of a matrix, widened -------------------------------------------------------------------------------- */
 
 /* Return columns [first, first + n) of a row, as bfloat16 for the dot product and as accumulators otherwise. Values that need
@@ -39,18 +51,16 @@ static const char *K(fetch)(const ag_matrix *from, int64_t row, ptrdiff_t first,
 /* Return values as `fetch` does, without a call if they need no conversion. */
 AG_INLINE const char *K(row)(const ag_matrix *from, int64_t row, ptrdiff_t first, ptrdiff_t n, void *buffer)
 {
-    const int itemsize = AG_IS_DOT ? 2 : sizeof(acc_t);
-    if (from->step == itemsize && !from->swapped && ag_itemsize[from->dtype] == itemsize) {
-        return from->data + row * from->row_stride + first * itemsize;
-    }
+    if (K(is_in_place)(from)) return from->data + row * from->row_stride + first * from->step;
     return K(fetch)(from, row, first, n, buffer);
 }
 
 #if AG_UNIT
-/* Pack one tile of X: to[k / ROW_GROUP][r][k % ROW_GROUP] is pair k of columns [first, first + n) of row rows[r]. Elements of
- * rows from `count` up to MR, and pairs up to a whole step, are zero. If `rows` is NULL, the rows are start, start + 1, ... */
-static void K(pack_tile)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
-                         ptrdiff_t first, ptrdiff_t n)
+/* Pack one tile of the left operand: to[k / ROW_GROUP][r][k % ROW_GROUP] is pair k of columns [first, first + n) of row rows[r].
+ * Elements of rows from `count` up to MR, and pairs up to a whole step, are zero. If `rows` is NULL, the rows are start,
+ * start + 1, ... */
+static void K(pack_left)(void *to, ptrdiff_t pitch AG_UNUSED, const ag_matrix *from, const int64_t *rows, int64_t start,
+                         ptrdiff_t count, ptrdiff_t first, ptrdiff_t n)
 {
     enum { VALUES = ROW_GROUP * PAIR, BYTES = VALUES * 2 }; /* of a row in a group */
     char buffer[AG_FETCH * sizeof(acc_t)];
@@ -67,28 +77,17 @@ static void K(pack_tile)(void *to, const ag_matrix *from, const int64_t *rows, i
     }
 }
 #else
-/* Pack one tile of X: to[k][r] is packed element k of columns [first, first + n) of row rows[r]. Elements of rows from `count`
- * up to MR are zero. If `rows` is NULL, the rows are start, start + 1, ... */
-static void K(pack_tile)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
-                         ptrdiff_t first, ptrdiff_t n)
+/* Copy rows of the left operand that cannot be read in place, widened: to[r][k] is packed element k of columns [first, first + n)
+ * of row rows[r]. Rows of `to` are `pitch` elements apart. If `rows` is NULL, the rows are start, start + 1, ... */
+static void K(pack_left)(void *to, ptrdiff_t pitch, const ag_matrix *from, const int64_t *rows, int64_t start,
+                         ptrdiff_t count, ptrdiff_t first, ptrdiff_t n)
 {
-    char buffer[AG_FETCH * sizeof(acc_t)];
-    for (ptrdiff_t r = 0; r < MR; r++) {
-        for (ptrdiff_t begin = 0; begin < n; begin += AG_FETCH) {
-            const ptrdiff_t length = n - begin < AG_FETCH ? n - begin : AG_FETCH;
-            const ptrdiff_t elements = length / PAIR;
-            elem_t *column = (elem_t *)to + begin / PAIR * MR + r, last = 0;
-            const char *source;
-            if (r >= count) {
-                for (ptrdiff_t k = 0; k < (length + PAIR - 1) / PAIR; k++) column[k * MR] = 0;
-                continue;
-            }
-            source = K(row)(from, rows ? rows[r] : start + r, first + begin, length, buffer);
-            for (ptrdiff_t k = 0; k < elements; k++) memcpy(&column[k * MR], source + k * sizeof(elem_t), sizeof(elem_t));
-            if (length % PAIR) {
-                memcpy(&last, source + elements * sizeof(elem_t), sizeof(elem_t) / PAIR);
-                column[elements * MR] = last;
-            }
+    for (ptrdiff_t r = 0; r < count; r++) {
+        for (ptrdiff_t k = 0; k < n; k += AG_FETCH) {
+            const ptrdiff_t length = n - k < AG_FETCH ? n - k : AG_FETCH;
+            char *target = (char *)to + (r * pitch + k / PAIR) * (ptrdiff_t)sizeof(elem_t);
+            const char *source = K(fetch)(from, rows ? rows[r] : start + r, first + k, length, target);
+            if (source != target) memcpy(target, source, (size_t)length * sizeof(elem_t) / PAIR);
         }
     }
 }
@@ -145,13 +144,14 @@ AG_INLINE V K(load_values)(const char *p, ptrdiff_t n)
 }
 
 #if AG_UNIT != AG_BFMMLA
-/* Pack one panel of W, NR rows wide, in the layout of pack_tile. */
-static void K(pack_panel)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
-                          ptrdiff_t first, ptrdiff_t n)
+/* Pack one panel of the right operand, NR rows wide: to[k][r] is packed element k of columns [first, first + n) of row rows[r].
+ * Vectors without a row are not written, except on matrix units. */
+static void K(pack_right)(void *to, ptrdiff_t pitch AG_UNUSED, const ag_matrix *from, const int64_t *rows, int64_t start,
+                          ptrdiff_t count, ptrdiff_t first, ptrdiff_t n)
 {
     char buffer[VL][AG_FETCH * sizeof(acc_t)];
     const char *source[VL];
-    for (ptrdiff_t group = 0; group < NR; group += VL) {
+    for (ptrdiff_t group = 0; group < (AG_UNIT ? NR : count); group += VL) {
         const ptrdiff_t there = count - group < VL ? count - group : VL;
         for (ptrdiff_t begin = 0; begin < n; begin += AG_FETCH) {
             const ptrdiff_t length = n - begin < AG_FETCH ? n - begin : AG_FETCH;

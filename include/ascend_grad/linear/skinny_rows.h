@@ -23,12 +23,6 @@ enum {
     K(THIN) = 16                                        /* most features for which lanes are rows in every product */
 };
 
-/* Return whether the values of a row follow one another, in native byte order. */
-static int K(is_dense)(const ag_matrix *from)
-{
-    return from->step == ag_itemsize[from->dtype] && !from->swapped;
-}
-
 /* Return values [first, first + n) of row i in their own dtype: in place if the row is dense and of native byte order, else
  * gathered into `buffer`. n is at most SEGMENT. */
 static const char *K(dense)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t first, ptrdiff_t n, char *buffer)
@@ -71,13 +65,8 @@ AG_INLINE void K(dense_rows)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t count, 
     }
 }
 
-/* Return whether resident rows can be read in place. Otherwise they are copied, SOME rows at a time or SHORT values of each
- * row at a time, since a segment of every row would be too much for a thread's stack. */
-static int K(is_in_place)(const ag_matrix *from)
-{
-    return K(is_dense)(from) && ag_itemsize[from->dtype] == sizeof(elem_t) / PAIR;
-}
-
+/* Resident rows that are not read in place are copied, SOME rows at a time or SHORT values of each row at a time, since a segment
+ * of every row would be too much for a thread's stack. */
 enum { K(SOME) = 16, K(SHORT) = K(SEGMENT) * K(SOME) / AG_MAX_UNPACKED_ROWS };
 
 /* Set `to` to values [first, first + n) of every resident row, widened except for dot products. With `copies`, all rows are

@@ -3,20 +3,72 @@
 
 /* ---- tasks ------------------------------------------------------------------------------------------------------- */
 
-/* Compute or load tiles of logits, and run their epilogue. */
+/* Run the epilogue of a tile, which holds products, logits or probabilities. */
+static void K(convert_tile)(const ag_linear_block *b, ag_linear_source source, ag_linear_result result, ptrdiff_t p, ptrdiff_t t,
+                            acc_t *tile)
+{
+    if (source == AG_FROM_PRODUCT && b->transform.is_needed) K(transform_tile)(b, p, t, tile);
+    switch (result) {
+    case AG_TO_MAX_SUM:
+        if (b->packed.caches_logits) K(store_logits)(b, p, t, tile);
+        K(store_max_sum)(b, p, t, tile);
+        break;
+    case AG_TO_TOP_K:
+        K(store_top_k)(b, p, t, tile);
+        break;
+    case AG_TO_GRADIENT:
+        if (b->gradient.is_general) {
+            K(store_general_gradient)(b, p, t, tile);
+        } else if (source == AG_FROM_SOFTMAX) {
+            K(store_gradient_of_softmax)(b, p, t, tile);
+        } else {
+            K(store_gradient_of_logits)(b, p, t, tile);
+        }
+        break;
+    }
+}
+
+/* Return the number of vectors of a panel of n columns, at most NV. */
+AG_INLINE int K(vectors_of)(ptrdiff_t n) { return n < NR ? (int)((n + VL - 1) / VL) : NV; }
+
+/* Compute products of NR rows, the panel g of X, and NR vocabulary entries from tiles of W: `tile` is (rows, entries). */
+static void K(product_by_columns)(const ag_linear_block *b, ptrdiff_t p, ptrdiff_t g, acc_t *tile)
+{
+    acc_t columns[NR * NR] __attribute__((aligned(64)));
+    const ptrdiff_t rows = b->chunk.rows - g * NR, left = b->vocab.size - p * NR, entries = left < NR ? left : NR;
+    const int nv = K(vectors_of)(rows);
+    for (ptrdiff_t i = 0; i * MR < entries; i++) {
+        K(product_logits)(&b->packed, nv, p * (NR / MR) + i, g, b->hidden, columns + i * MR * NR);
+    }
+    for (ptrdiff_t row = 0; row < nv * VL; row += VL) {
+        for (ptrdiff_t entry = 0; entry < entries; entry += VL) {
+            V x[VL];
+            AG_UNROLL(16)
+            for (ptrdiff_t i = 0; i < VL; i++) x[i] = V_(load)(columns + (entry + i) * NR + row);
+            K(transpose)(x);
+            AG_UNROLL(16)
+            for (ptrdiff_t i = 0; i < VL; i++) V_(store)(tile + (row + i) * NR + entry, x[i]);
+        }
+    }
+}
+
+/* Compute or load tiles of logits, and run their epilogue. If W is the left operand, tasks begin at panels of X. */
 static void K(tiles)(const ag_linear_block *b, ag_linear_source source, ag_linear_result result, ptrdiff_t panel,
                      ptrdiff_t panel_end, ptrdiff_t tile_index, ptrdiff_t tile_end)
 {
-    const ptrdiff_t hidden = K(elements)(b->hidden);
-    acc_t tile[MR * NR] __attribute__((aligned(64)));
+    const int by_columns = source == AG_FROM_PRODUCT && b->packed.weight_is_left;
+    const ptrdiff_t step = by_columns ? NR / MR : 1;
+    acc_t tile[NR * NR] __attribute__((aligned(64))); /* `step` tiles */
     K(begin_task)();
-    for (ptrdiff_t t = tile_index; t < tile_end; t++) {
+    for (ptrdiff_t t = tile_index; t < tile_end; t += step) {
         for (ptrdiff_t p = panel; p < panel_end; p++) {
             switch (source) {
             case AG_FROM_PRODUCT:
-                K(product_logits)((const elem_t *)b->packed.x_rows + t * hidden * MR, (const elem_t *)b->packed.w_rows + p * hidden * NR,
-                                  hidden, tile);
-                if (b->transform.is_needed) K(transform_tile)(b, p, t, tile);
+                if (by_columns) {
+                    K(product_by_columns)(b, p, t / step, tile);
+                } else {
+                    K(product_logits)(&b->packed, K(vectors_of)(b->vocab.size - p * NR), t, p, b->hidden, tile);
+                }
                 break;
             case AG_FROM_LOGITS:
                 K(load_logits)(b, p, t, tile);
@@ -25,23 +77,8 @@ static void K(tiles)(const ag_linear_block *b, ag_linear_source source, ag_linea
                 K(load_softmax)(b, p, t, tile);
                 break;
             }
-            switch (result) {
-            case AG_TO_MAX_SUM:
-                if (b->packed.caches_logits) K(store_logits)(b, p, t, tile);
-                K(store_max_sum)(b, p, t, tile);
-                break;
-            case AG_TO_TOP_K:
-                K(store_top_k)(b, p, t, tile);
-                break;
-            case AG_TO_GRADIENT:
-                if (b->gradient.is_general) {
-                    K(store_general_gradient)(b, p, t, tile);
-                } else if (source == AG_FROM_SOFTMAX) {
-                    K(store_gradient_of_softmax)(b, p, t, tile);
-                } else {
-                    K(store_gradient_of_logits)(b, p, t, tile);
-                }
-                break;
+            for (ptrdiff_t i = 0; i < step && t + i < tile_end; i++) {
+                K(convert_tile)(b, source, result, p, t + i, tile + i * MR * NR);
             }
         }
     }
@@ -146,12 +183,27 @@ static void K(merge_max_sum)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t 
 AG_INLINE void K(prefetch_sums)(const ag_sums *sums, const int64_t *row_numbers, ptrdiff_t first, ptrdiff_t count,
                                 ptrdiff_t column, ptrdiff_t n)
 {
+    const ptrdiff_t itemsize = sums->rounded_to ? 2 : sizeof(acc_t);
     for (ptrdiff_t r = 0; r < count; r++) {
         const char *sum = sums->data + (row_numbers ? row_numbers[first + r] : first + r) * sums->row_stride;
-        for (ptrdiff_t c = 0; c < n; c += 64 / (ptrdiff_t)sizeof(acc_t)) {
-            __builtin_prefetch(sum + (column + c) * (ptrdiff_t)sizeof(acc_t), 1);
-        }
+        for (ptrdiff_t c = 0; c < n; c += 64 / itemsize) __builtin_prefetch(sum + (column + c) * itemsize, 1);
     }
+}
+
+/* Store the first n lanes of a vector of complete sums, or all of them if n is larger, rounded to 16 bits. */
+AG_INLINE void K(store_rounded)(ag_dtype dtype, char *to, V v, ptrdiff_t n)
+{
+#if AG_IS_F64
+    (void)dtype, (void)to, (void)v, (void)n; /* float64 is converted later */
+#else
+    if (dtype == AG_FLOAT16) {
+        if (n < VL) v_f16_store_partial(to, v, n);
+        else v_f16_store(to, v);
+    } else {
+        if (n < VL) v_bf16_store_partial(to, v, n);
+        else v_bf16_store(to, v);
+    }
+#endif
 }
 
 /* Add a tile to rows [first, first + count) and columns [column, column + n) of a gradient's sums. */
@@ -161,6 +213,13 @@ static void K(add_tile)(const ag_sums *sums, const int64_t *row_numbers, ptrdiff
     for (ptrdiff_t r = 0; r < count; r++) {
         const ptrdiff_t row = row_numbers ? row_numbers[first + r] : first + r;
         acc_t *sum = (acc_t *)(sums->data + row * sums->row_stride) + column, *compensation = 0;
+        if (sums->rounded_to) {
+            char *to = sums->data + row * sums->row_stride + column * 2;
+            for (ptrdiff_t c = 0; c < n; c += VL) {
+                K(store_rounded)(sums->rounded_to, to + 2 * c, V_(load)(tile + r * NR + c), n - c);
+            }
+            continue;
+        }
         if (sums->compensation) {
             compensation = (acc_t *)(sums->compensation + (first + r) * sums->compensation_stride);
             compensation += column;

@@ -584,6 +584,7 @@ static void K(loss_apply_slopes)(const char *z, char *gradient, ptrdiff_t n, dou
 }
 
 #include "loss_numbers.h"
+#include "loss_targets.h"
 
 static const ag_loss_kernels K(loss_table) AG_UNUSED = {
     .rows_max = K(loss_rows_max),
@@ -595,9 +596,9 @@ static const ag_loss_kernels K(loss_table) AG_UNUSED = {
     .columns_write = K(loss_columns_write),
     .strips = K(loss_strips),
     .log1p = K(loss_log1p),
-    .exp = K(loss_exp),
     .add_numbers = K(loss_add_numbers),
-    .sum_equal = K(loss_sum_equal),
+    .target_losses = K(loss_target_losses),
+    .target_gradients = K(loss_target_gradients),
     .finish = K(loss_finish),
     .single_target_strips = K(loss_single_target_strips),
     .transform = K(loss_transform),

@@ -21,13 +21,6 @@ static void K(loss_log1p)(const double *x, double *results, ptrdiff_t count)
     }
 }
 
-static void K(loss_exp)(const double *x, double *results, ptrdiff_t count)
-{
-    for (ptrdiff_t i = 0; i < count; i += AG_LANES / 2) {
-        K(loss_store)(results + i, v_f64_exp(K(loss_load)(x + i, count - i)), count - i);
-    }
-}
-
 /* Add n numbers to AG_SUM_LANES sums, number i to sum i % AG_SUM_LANES: chains that do not wait for each other. */
 static void K(loss_add_numbers)(ag_sum *sums, const double *x, ptrdiff_t n)
 {
@@ -49,20 +42,6 @@ static void K(loss_add_numbers)(ag_sum *sums, const double *x, ptrdiff_t n)
         sums[j].compensation = compensation[j / (AG_LANES / 2)][j % (AG_LANES / 2)];
     }
     for (int j = 0; i < n; i++, j++) ag_sum_add(&sums[j], x[i]);
-}
-
-/* Set sums[k] to the sum of the weights of the targets of a row that are the same entry as target k, in their order. */
-static void K(loss_sum_equal)(const int64_t *entries, const double *weights, ptrdiff_t count, double *sums)
-{
-    for (ptrdiff_t k = 0; k < count; k += AG_LANES / 2) {
-        i64v some;
-        f64v sum = {0};
-        memcpy(&some, entries + k, sizeof(some));
-        for (ptrdiff_t j = 0; j < count; j++) {
-            sum += v_f64_select(some == entries[j], v_f64_set1(weights[j]), (f64v){0});
-        }
-        v_f64_store(sums + k, sum);
-    }
 }
 
 /* ---- rows with one target each ----------------------------------------------------------------------------------- */

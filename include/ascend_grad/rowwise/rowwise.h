@@ -195,6 +195,29 @@ typedef struct {
     double *losses;
 } ag_single_target_columns;
 
+/* Rows with any number of targets: parameters and results of `target_losses` and `target_gradients`. Arrays have one number
+ * for each row, or for each target of a row. */
+typedef struct {
+    ptrdiff_t targets;         /* of each row */
+    ptrdiff_t pitch;           /* of the next three arrays: target k of row i is element k * pitch + i */
+    int64_t *entries;          /* negative for an ignored target. Such numbers of a row are unlike each other */
+    double *logits;            /* at the targets; `target_losses` replaces them by distances, `target_gradients` those by
+                                  gradients, but for ignored targets and rows without a gradient */
+    double *slopes;            /* derivatives of the softcap at the targets; NULL: there is no softcap */
+    ptrdiff_t block;           /* the pitch of the next three arrays */
+    double *weights;           /* of the targets; 0 for ignored ones */
+    double *exp;               /* NULL, or memory for the exponentials of the distances */
+    double *equal;             /* sums of the weights of targets that are the same entry; NULL: the kernel computes them */
+    double *max, *rest;        /* statistics of loss.h, and the logarithm of 1 + rest */
+    double *log_sum;
+    double *inverse;           /* factors of the distances from the maximum */
+    double *losses, *sums;     /* results of `target_losses`: losses, and sums of weights */
+    /* The coefficients of loss.h, the upstream gradients of the loss and of the log-probability, 1 / (1 + rest), `mean_gap`
+     * of loss.h, and the factors of the gradients. */
+    double *balance, *a, *b, *s, *grad_loss, *grad_log_prob, *reciprocal, *mean_gap, *outer;
+    const double *class_weight; /* of each class, or NULL for 1 */
+} ag_target_rows;
+
 /* The kernels of the cross-entropy for one dtype and variant. The sums are those of AG_FOREACH_LOSS_SUM, whose formulas
  * `term` has in ops.h. `memory` is as below. */
 typedef struct {
@@ -211,14 +234,14 @@ typedef struct {
     void (*columns_sum)(const ag_tile *tile, int is_rest, const double *max, double *sums, void *memory);
     void (*columns_write)(const ag_tile *tile, const ag_loss_rows *rows, void *memory);
     void (*strips)(const ag_tile *tile, double *max, double *sums); /* of at most strip_rows rows */
-    /* Compute log(1 + x) for x >= 0, and exp(x), with errors of a few units in the last place. */
+    /* Compute log(1 + x) for x >= 0, with errors of a few units in the last place. */
     void (*log1p)(const double *x, double *results, ptrdiff_t count);
-    void (*exp)(const double *x, double *results, ptrdiff_t count);
     /* Add n numbers to AG_SUM_LANES sums, number i to sum i % AG_SUM_LANES. */
     void (*add_numbers)(ag_sum *sums, const double *x, ptrdiff_t n);
-    /* Set sums[k] to the sum of the weights whose entries equal entries[k]. `entries` and `sums` have room for a multiple of
-     * AG_MAX_LANES / 2 numbers. */
-    void (*sum_equal)(const int64_t *entries, const double *weights, ptrdiff_t count, double *sums);
+    /* Compute the losses of `count` rows with any number of targets, then, from what follows from them for the rows, the
+     * gradients at the targets. */
+    void (*target_losses)(const ag_target_rows *rows, ptrdiff_t count);
+    void (*target_gradients)(const ag_target_rows *rows, ptrdiff_t count);
     /* Compute the losses of rows with one target, the factors of their exponentials, and the gradients at the targets, from
      * `rest` of loss.h, the maxima and the targets' logits: without the terms that label smoothing adds for every class.
      * `scale` is the factor of logits, `inverse` the reciprocal temperature that it is rounded from, `grad` the upstream

@@ -32,6 +32,42 @@ AG_INLINE f32v v_f32_select(i32v mask, f32v yes, f32v no)
     return (f32v)((mask & (i32v)yes) | (~mask & (i32v)no));
 }
 
+/* Return a bit for each lane of a mask, the lowest for the first lane. */
+AG_INLINE unsigned v_f64_bits(i64v mask)
+{
+#if AG_IS_AVX512
+    return _mm512_movepi64_mask((__m512i)mask);
+#elif AG_IS_AVX2
+    return (unsigned)_mm256_movemask_pd((__m256d)mask);
+#elif AG_IS_SSE2
+    return (unsigned)_mm_movemask_pd((__m128d)mask);
+#else
+    unsigned bits = 0;
+    for (int j = 0; j < AG_LANES / 2; j++) bits |= (unsigned)(mask[j] & 1) << j;
+    return bits;
+#endif
+}
+
+/* Return a bit for each lane in which two integers are equal. */
+AG_INLINE unsigned v_i64_equal_bits(i64v a, i64v b)
+{
+#if AG_IS_AVX512
+    return _mm512_cmpeq_epi64_mask((__m512i)a, (__m512i)b);
+#else
+    return v_f64_bits(a == b);
+#endif
+}
+
+/* Return sum + x in lanes in which a and b are equal, else the sum. */
+AG_INLINE f64v v_f64_add_where_equal(f64v sum, f64v x, i64v a, i64v b)
+{
+#if AG_IS_AVX512
+    return _mm512_mask_add_pd(sum, _mm512_cmpeq_epi64_mask((__m512i)a, (__m512i)b), sum, x);
+#else
+    return sum + (f64v)((a == b) & (i64v)x);
+#endif
+}
+
 AG_INLINE f64v v_f64_select(i64v mask, f64v yes, f64v no)
 {
     return (f64v)((mask & (i64v)yes) | (~mask & (i64v)no));
