@@ -33,10 +33,10 @@ from ascend_grad._rowwise_plan cimport (
 )
 
 cdef enum:
-    # Sizes of blocks that are tried: 32, 64, ..., 1024 columns, and tiles of 16 KiB, 64 KiB, ..., 4 MiB of rows.
+    # Sizes of blocks that are tried: 32, 64, ..., 1024 columns, and tiles of 16 KiB, 64 KiB, ..., 1 MiB of rows.
     LEAST_COLUMNS = 32
     LEAST_TILE = 16 << 10
-    MOST_TILE = 4 << 20
+    MOST_TILE = 1 << 20
     LONG_BLOCK = 1 << 22              # elements of a block of several segments from which on it is split
     SMALL = 1 << 15                   # most elements of a problem that one thread computes in one block, if it can
     PLAIN_ROW = 64                    # least elements of a row that is computed in place if it can be
