@@ -362,8 +362,9 @@ cdef void cut_waves(Plan *plan, const Problem *p) noexcept nogil:
     """
     cdef Py_ssize_t nbytes = plan.splits * plan.tiles_size
     cdef Py_ssize_t wave = min(plan.blocks, CACHED_TILE_BYTES // nbytes) if nbytes else plan.blocks
-    if wave >= (plan.blocks if is_loss(p.op) else 1):
-        plan.caches_inputs, plan.wave = True, ceil_div(plan.blocks, ceil_div(plan.blocks, wave))
+    plan.caches_inputs = wave >= (plan.blocks if is_loss(p.op) else 1)
+    if plan.caches_inputs:
+        plan.wave = ceil_div(plan.blocks, ceil_div(plan.blocks, wave))
 
 
 cdef Py_ssize_t row_pitch(const Plan *plan, Py_ssize_t rows, Py_ssize_t length) noexcept nogil:
