@@ -14,6 +14,9 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 #: The floating dtypes in native byte order, in the order of ag_dtype.
 FLOATING_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16, np.dtype(np.float64))
 
+cdef tuple _floating = FLOATING_DTYPES
+cdef cnp.dtype _float32 = np.dtype(np.float32)
+cdef cnp.dtype _float64 = np.dtype(np.float64)
 cdef int _bfloat16_number = BFLOAT16.num
 
 
@@ -29,3 +32,14 @@ cdef int dtype_of(cnp.ndarray array) noexcept:
     if number == cnp.NPY_DOUBLE:
         return AG_FLOAT64
     return -1
+
+
+cdef cnp.dtype native_dtype(cnp.ndarray array):
+    """Return the array's dtype in native byte order, without metadata."""
+    cdef int number = dtype_of(array)
+    return <cnp.dtype>_floating[number] if number >= 0 else array.dtype.newbyteorder("=")
+
+
+cdef cnp.dtype accumulator_of(cnp.ndarray array):
+    """Return the dtype of results that are sums over the array's elements."""
+    return _float64 if dtype_of(array) == AG_FLOAT64 else _float32

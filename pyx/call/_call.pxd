@@ -122,6 +122,4 @@ cdef int mark_outs_written(Call call) except -1
 cdef object in_library(Call call, object results)
 cdef cnp.ndarray native_vector(cnp.ndarray array)
 cdef cnp.ndarray doubles(object numbers)
-cdef cnp.dtype accumulator_of(cnp.ndarray array)
-cdef cnp.dtype native_dtype(cnp.ndarray array)
 cdef tuple shape_of(cnp.ndarray array)

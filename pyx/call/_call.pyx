@@ -13,20 +13,16 @@ cimport numpy as cnp
 
 from ascend_grad cimport _memory
 from ascend_grad._array_types cimport NUMPY, ArrayType, array_type, known_array_type, mark_written
-from ascend_grad._dtypes cimport dtype_of
-from ascend_grad._kernels cimport AG_FLOAT64
+from ascend_grad._dtypes cimport accumulator_of, dtype_of, native_dtype
 from ascend_grad._overlap cimport may_overlap, overlaps_itself
 from ascend_grad._rowwise_kernels cimport AG_ROW_OP_COUNT, ag_row_ops
 
 from . import arguments
-from ._dtypes import FLOATING_DTYPES
 from .arrays import FLOATING_NAMES, AbstractDeviceArray, host_values
 from .errors import ParamInvalidError, ParamTypeError
 
 cnp.import_array()
 
-cdef tuple _floating = FLOATING_DTYPES  # in the order of ag_dtype
-cdef cnp.dtype _float32 = np.dtype(np.float32)
 cdef cnp.dtype _float64 = np.dtype(np.float64)
 size_numbers = {"BT": BT, "H": H, "V": V, "k": K}
 size_names = ("BT", "H", "V", "k")
@@ -44,16 +40,6 @@ class ResultSpec(NamedTuple):
 
 
 # ---- arrays ----------------------------------------------------------------------------------------------------------
-
-
-cdef cnp.dtype native_dtype(cnp.ndarray array):
-    """Return the array's dtype in native byte order, without metadata."""
-    cdef int number = dtype_of(array)
-    return <cnp.dtype>_floating[number] if number >= 0 else array.dtype.newbyteorder("=")
-
-
-cdef cnp.dtype accumulator_of(cnp.ndarray array):
-    return _float64 if dtype_of(array) == AG_FLOAT64 else _float32
 
 
 cdef cnp.ndarray native_vector(cnp.ndarray array):

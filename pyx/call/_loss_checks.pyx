@@ -5,9 +5,9 @@ import numpy as np
 cimport numpy as cnp
 
 from ascend_grad._array_types cimport is_on_device
-from ascend_grad._call cimport BT, H, K, LOSS, LOSS_GRADIENT, LOSSES, TOP_K, V, Call, Check, native_dtype, shape_of
+from ascend_grad._call cimport BT, H, K, LOSS, LOSS_GRADIENT, LOSSES, TOP_K, V, Call, Check, shape_of
 from ascend_grad._checks cimport Floating, Number, Shape, integer_between, rows_of, vocabulary_of
-from ascend_grad._dtypes cimport dtype_of
+from ascend_grad._dtypes cimport dtype_of, native_dtype
 from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_dtype
 from ascend_grad._linear_schedule cimport least_workspace_of_sizes
 from ascend_grad._target_checks cimport advice_on_one_hot, is_dense
