@@ -81,6 +81,7 @@ def force(name=None):
     global _forced
     _forced = -1 if name is None else names().index(name)
 
+
 # ---- which candidates fit --------------------------------------------------------------------------------------------
 
 cdef bint rows_fit(const Problem *p) noexcept nogil:
@@ -106,9 +107,10 @@ cdef bint columns_fit(const Problem *p) noexcept nogil:
 cdef bint is_plain(const Problem *p, Layout *layout, const ag_row_kernels *kernels) noexcept nogil:
     """Return whether kernels compute a small problem best in place, and set the layout."""
     cdef Py_ssize_t inner = p.shape[p.axes - 1]
+    cdef bint has_few_rows = p.rows < AG_STRIP_COLUMNS or not has_columns(p.op)
     if _forced >= 0:
         return False
-    if rows_fit(p) and (p.n >= PLAIN_ROW or p.rows == 1 or (are_dense_rows(p) and (p.rows < AG_STRIP_COLUMNS or not has_columns(p.op)))):
+    if rows_fit(p) and (p.n >= PLAIN_ROW or p.rows == 1 or (has_few_rows and are_dense_rows(p))):
         layout[0] = ROWS
         return True
     layout[0] = COLUMNS

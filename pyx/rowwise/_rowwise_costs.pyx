@@ -16,7 +16,6 @@ from ascend_grad._rowwise_plan cimport (
     OPERANDS,
     OUT,
     ROWS,
-    A,
     Operand,
     Plan,
     Problem,
