@@ -26,7 +26,7 @@ def on_device(arguments: dict) -> dict:
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Let blocks have 4 rows and 256 columns."""
+    """Let blocks have at most 16 rows, and fewer columns for more rows: 255 for 4 of them."""
     monkeypatch.setattr(top_k, "LOGIT_BYTES", 1 << 16)
 
 
@@ -72,6 +72,17 @@ def test_memory_is_bounded(dtype, device):
         npu.release()
         device.set_memory(1 << 30)
     assert np.all(index == [0, 1])
+
+
+def test_memory_of_long_rows(device, rng):
+    """Blocks are narrower than k where a few entries of the weight in float32 fill the workspace."""
+    x, w = (rng.integers(-1, 2, (rows, 16_384)).astype(np.float16) for rows in (4, 400))
+    arguments = {"input": x, "weight": w, "k": 128, "workspace_bytes": 4 << 20}
+    npu.release()
+    device.reset()
+    before = device.counter("device_bytes")
+    check(ag.linear_top_k(**arguments), arguments)
+    assert device.counter("peak_device_bytes") - before <= x.nbytes + w.nbytes + (6 << 20)
 
 
 def test_the_memory_is_full(device):

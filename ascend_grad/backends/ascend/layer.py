@@ -32,9 +32,7 @@ class Layer:
         How many matrices in float32 a block has with the features of its rows, and of its entries.
     """
 
-    def __init__(
-        self, queue: Queue, call: Call, logit_bytes: int, *, row_matrices: int, entry_matrices: int, min_width: int
-    ):
+    def __init__(self, queue: Queue, call: Call, logit_bytes: int, *, row_matrices: int, entry_matrices: int):
         self._queue, self._call = queue, call
         self.weight = queue.put(call.arguments["weight"])
         self.entries, self.features = self.weight.shape
@@ -48,7 +46,7 @@ class Layer:
         self.height = max(min(call.dims["BT"], most), 1)
         width = nbytes - features * row_matrices * self.height
         width //= logit_bytes * self.height + features * entry_matrices
-        self.width = min(max(width, min_width), self.entries)
+        self.width = min(max(width, 1), self.entries)
 
     def _bytes(self) -> int:
         call = self._call

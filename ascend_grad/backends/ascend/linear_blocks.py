@@ -83,9 +83,7 @@ class _LinearLoss(OneTarget):
     def __init__(self, queue: Queue, call: Call):
         super().__init__(queue, call, Extents(call.dims["BT"], call.dims["V"]))
         self._targets = self._tokens.places
-        self._layer = Layer(
-            queue, call, LOGIT_BYTES, row_matrices=ROW_MATRICES, entry_matrices=ENTRY_MATRICES, min_width=1
-        )
+        self._layer = Layer(queue, call, LOGIT_BYTES, row_matrices=ROW_MATRICES, entry_matrices=ENTRY_MATRICES)
         self._input: DeviceArray | None = None  # of the rows that the device computes
 
     # ---- statistics

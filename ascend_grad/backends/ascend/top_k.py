@@ -19,8 +19,6 @@ from .queue import FLOAT32, Queue, Results
 
 #: Bytes for each logit of a block: the logit, whether it equals the last one of the largest, and its key.
 LOGIT_BYTES = 4 + 1 + 4
-#: More than the largest k, so that all blocks but the last one have k logits.
-MIN_WIDTH = 256
 
 
 def _is_finite(vector: Any) -> Any:
@@ -109,7 +107,7 @@ class _Logits:
     def __init__(self, queue: Queue, call: Call):
         self._queue, self._a = queue, call.arguments
         self._input = queue.put(self._a["input"])
-        self.layer = Layer(queue, call, LOGIT_BYTES, row_matrices=1, entry_matrices=1, min_width=MIN_WIDTH)
+        self.layer = Layer(queue, call, LOGIT_BYTES, row_matrices=1, entry_matrices=1)
         self.layer.width = min(self.layer.width, MAX_COLUMNS)
         self._scale = limited_scale(self._a["logit_scale"])
         self._softcap = None if self._a["softcap"] is None else limited(queue, self._a["softcap"])
