@@ -164,7 +164,8 @@ cdef void consider(Best *best, const Problem *p, Plan *plan) noexcept nogil:
         while size <= MOST_TILE:
             if size >= row_bytes or plan.is_split:
                 cut_tiles(plan, p, size // row_bytes)
-                compare(best, p, plan)
+                if size == LEAST_TILE or plan.tiles_size <= 2 * MOST_TILE:
+                    compare(best, p, plan)
                 if plan.blocks == 1:
                     break
             size *= 4
@@ -178,7 +179,7 @@ cdef void consider(Best *best, const Problem *p, Plan *plan) noexcept nogil:
                 compare(best, p, plan)
             else:
                 cut_tiles(plan, p, size)
-                if plan.is_split or plan.tiles_size <= 2 * MOST_TILE:
+                if plan.tiles_size <= 2 * MOST_TILE:
                     compare(best, p, plan)
         if size >= most:
             break
