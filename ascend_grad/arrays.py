@@ -164,7 +164,7 @@ def round_into(out: np.ndarray, values: np.ndarray) -> None:
 
 
 def without_memory(shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...] | None = None) -> np.ndarray:
-    """Return an array with these strides, or those of a new C-contiguous array, over the memory of one element."""
+    """Return an array over the memory of one element, with these strides, or by default with C-contiguous strides."""
     if strides is None:
         steps = [dtype.itemsize] * len(shape)
         for axis in range(len(shape) - 1, 0, -1):

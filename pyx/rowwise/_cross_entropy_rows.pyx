@@ -12,7 +12,7 @@ from ascend_grad._rowwise_plan cimport MASK, MAX_AXES, OUT, A, Operand, Problem,
 # ---- buffers ---------------------------------------------------------------------------------------------------------
 
 cdef void place_targets(const CrossEntropy *x, Rows *r, Arena *arena) noexcept nogil:
-    """Place the numbers of targets, and those of rows that only the kernels of targets take."""
+    """Place the arrays of one number per target, and the arrays per row that only the kernels of targets read."""
     cdef ag_target_rows *t = &r.t
     cdef Py_ssize_t size = x.o.target_count * x.pitch * sizeof(double), row = x.together * sizeof(double)
     cdef Py_ssize_t block = x.o.target_count * row

@@ -118,7 +118,7 @@ cdef ag_row_op plan_of(const CrossEntropy *x, Py_ssize_t classes, bint has_other
 
 
 cdef Py_ssize_t rows_together(Py_ssize_t targets) noexcept nogil:
-    """Return how many rows with so many targets are finished together: at least a vector, unless their numbers leave L2."""
+    """Return how many rows are finished together: at least a vector of rows, unless their targets exceed L2."""
     cdef Py_ssize_t vector = min(<Py_ssize_t>AG_MAX_LANES // 2, TARGETS_IN_L2 // targets)
     return max(<Py_ssize_t>1, max(vector, min(<Py_ssize_t>MOST_TOGETHER, TARGETS_IN_L1 // targets)))
 

@@ -1,7 +1,7 @@
 from ascend_grad._rowwise_plan cimport OPERANDS, Plan, Problem
 
 cdef enum:
-    # What the time of a plan is made of: counts of these.
+    # The terms of an estimate: each is counted, and has a time in `NANOSECONDS`.
     KERNELS                           # nanoseconds of arithmetic
     LINES_L2                          # cache lines of operands, in L2
     LINES_L3
@@ -20,12 +20,12 @@ cdef enum:
     TERMS
 
 ctypedef struct Extent:
-    # What a range of an operand takes in memory.
+    # The cache lines that a range of an operand touches.
     double runs                       # runs of adjacent cache lines
     double lines                      # cache lines
 
 ctypedef struct Memory:
-    # What the operands of a problem take in memory, and the cache or memory that holds all of them.
+    # The cache lines of each operand, and the cache level or memory that holds all operands together.
     Extent[OPERANDS] extents
     int level                         # LINES_L2, LINES_L3 or LINES_MEMORY
 

@@ -13,6 +13,7 @@ from ascend_grad._rowwise_plan cimport (
     COLUMNS,
     MASK,
     MAX_AXES,
+    NARROW_ROW,
     OPERANDS,
     OUT,
     ROWS,
@@ -69,7 +70,6 @@ set_kernel(&FORWARD[2], 1.2, 10, 0.34, 0.52)
 set_kernel(&FORWARD[3], 1.5, 7, 0.75, 0.9)
 
 cdef enum:
-    NARROW_ROW = 64                   # most elements of a row that shares vectors with the next, without a gap
     SHORT_LOOP = 8                    # least length of the inner loop of a copy, if it has a longer dimension
     CACHED_EXPONENTIALS = 16 << 10    # most bytes of a row whose exponentials are computed once
 

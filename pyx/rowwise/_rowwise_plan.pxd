@@ -20,6 +20,7 @@ cdef enum:
     MASK = 2
     OUT = 3
     OPERANDS = 4
+    NARROW_ROW = 64                   # most elements of a row that shares vectors with the next, without a gap
 
 ctypedef struct Operand:
     char *data

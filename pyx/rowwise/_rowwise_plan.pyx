@@ -32,7 +32,6 @@ from ascend_grad._views cimport View, size_of
 
 cdef enum:
     CACHED_TILE_BYTES = 4 << 20      # most bytes of all tiles for which inputs are gathered once for all phases
-    NARROW_ROW = 64                   # most elements of a row that shares vectors with the next, without a gap
     TASK_ELEMENTS = 1 << 15           # elements of a task, approximately
 
 # ---- the problem -----------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ entropy H, the gradient of a row is
   weights, with the smoothing. The device's operator computes ``p - labels``.
 
 and for all of them ``p (b + h (log p + H))``. Here ``a`` holds the upstream gradients of the loss and of the
-log-probabilities, ``b`` those of the lse, of its square and of the smoothing, ``h`` minus that of the entropy, and
+log-probabilities, ``b`` the gradients of the lse, of its square and of the smoothing, ``h`` minus the upstream gradient
+of the entropy, and
 ``e`` the rest of the smoothing. All are multiplied by the derivative of z with respect to the logits.
 
 At most three matrices of float32 are alive at the same time, four with a softcap: whatever is dropped here serves the
@@ -135,7 +136,7 @@ class Loss(ABC):
     rows : Rows
         The rows that the device computes.
     weights : Weights
-        Factors of the rows, without those of classes.
+        The weights of the rows, without class weights.
     """
 
     counted: Any

@@ -57,7 +57,7 @@ class Layer:
         return max(nbytes, MIN_WORKSPACE_BYTES)
 
     def row_blocks(self, count: int) -> Iterator[slice]:
-        """Iterate over the blocks of so many rows."""
+        """Iterate over the blocks of `count` rows."""
         return (slice(begin, min(begin + self.height, count)) for begin in range(0, count, self.height))
 
     def entry_blocks(self) -> Iterator[slice]:
