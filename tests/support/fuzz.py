@@ -119,14 +119,17 @@ def results_of(sample: Sample, given: Any) -> tuple[Any, ...]:
     return results
 
 
-def order_of(sample: Sample, i: int) -> np.ndarray | None:
+def order_of(made: Made, i: int) -> np.ndarray | None:
     """Return the array whose axis order a new array for result i has; None for C order."""
+    sample = made.sample
     operator = table.OPERATORS[sample.operator]
     keeps_order = operator in table.ROWWISE or (operator.name, operator.results[i]) == (
         "cross_entropy",
         "input_grad",
     )
-    return sample.arrays.get(operator.array_names[0]) if keeps_order else None
+    name = operator.array_names[0]
+    # A list has no axis order, whatever array it was made from.
+    return sample.arrays.get(name) if keeps_order and not isinstance(made.arguments.get(name), list) else None
 
 
 def plain_results(made: Made, results: tuple[Any, ...], *, fresh_checks: bool) -> tuple[np.ndarray | None, ...]:
@@ -152,7 +155,7 @@ def plain_results(made: Made, results: tuple[Any, ...], *, fresh_checks: bool) -
             array = sample.library.array_of(result)
             assert array.dtype == dtype, f"a result has dtype {array.dtype}, expected {dtype}"
             if fresh_checks and sample.library is NUMPY:
-                assert_fresh(array, array.shape, dtype, order_of(sample, i))
+                assert_fresh(array, array.shape, dtype, order_of(made, i))
             arrays.append(array)
     return tuple(arrays)
 
