@@ -142,6 +142,31 @@ def test_logits_of_minus_infinity(kind, is_on_device, device, rng):
     check(ag.cross_entropy(**call, outputs=("entropy", "predicted")), expected, np.float32)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_on_device", [False, True])
+def test_excluded_classes_of_weight_0(kind, is_on_device, device, rng):
+    """Classes of weight or probability 0 whose logits are -infinity add nothing. Other rows have an infinite loss."""
+    x = rng.standard_normal((6, 9)).astype(np.float32)
+    call = {"input": x, **targets_of(kind, x.shape, rng), "reduction": "none"}
+    x[:, 5:] = -np.inf
+    x[2, 5:] = 0
+    x[3, 1] = -np.inf  # its class has a weight
+    x[4] = -np.inf
+    x[5, 2] = np.nan
+    if kind == "all classes":
+        call["target"][:, 5:] = 0
+        call["target"][3, 1] = 1e-30
+    else:
+        call["target"] = call["target"] % 5
+        call |= {"class_weight": np.array([1.5, 2, 1, 0.5, 2, 0, 0, 0, 0], np.float32), "label_smoothing": 0.25}
+    expected = ag.cross_entropy(**call, backend="reference")
+    assert np.array_equal(np.isfinite(expected.loss), [True, True, True, False, False, False])
+    if is_on_device:
+        call = {name: npu.asarray(value) if isinstance(value, np.ndarray) else value for name, value in call.items()}
+    for got, right in zip(ag.cross_entropy(**call)[:2], expected):
+        np.testing.assert_allclose(got.numpy() if is_on_device else got, right, rtol=1e-5, atol=1e-6)
+
+
 def test_of_equal_logits_the_first_one_is_predicted(device, rng):
     x = rng.integers(0, 3, (50, 20)).astype(np.float16)
     x[7] = -np.inf

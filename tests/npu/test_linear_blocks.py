@@ -136,13 +136,17 @@ def test_rows_without_a_gradient_may_hold_anything(ascend_950, rng):
         assert np.all(input_grad[~kept] == 0)
 
 
-@pytest.mark.parametrize("excluded", [slice(0, 20), slice(14, None), slice(0, 40)])
-def test_blocks_of_excluded_entries(excluded, ascend_950, rng, small_blocks):
-    """Biases of negative infinity exclude whole blocks, with and without targets there."""
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"label_smoothing": 0.1, "class_weight": True}])
+@pytest.mark.parametrize("excluded", [slice(0, 20), slice(14, None), slice(3, 7), slice(0, 40)])
+def test_blocks_of_excluded_entries(excluded, options, ascend_950, rng, small_blocks):
+    """Biases of negative infinity exclude entries and whole blocks, with and without targets and weights there."""
     x, w = rng.standard_normal((8, 3)).astype(np.float32), rng.standard_normal((40, 3)).astype(np.float32)
     arguments = {"input": x, "weight": w, "target": np.arange(8) * 5, "bias": np.zeros(40, np.float32)}
     arguments["bias"][excluded] = -np.inf
-    arguments |= {"reduction": "none", "outputs": ("lse", "log_prob"), "return_grad": False}
+    arguments |= {"reduction": "none", "outputs": ("lse", "log_prob"), "return_grad": False, **options}
+    if "class_weight" in options:
+        arguments["class_weight"] = rng.random(40, np.float32)
+        arguments["class_weight"][excluded] = 0
     expected = ag.linear_cross_entropy(**arguments, backend="cpu")
     for got, right in zip(ag.linear_cross_entropy(**arguments, backend="npu"), expected):
         if right is not None:

@@ -14,8 +14,10 @@ log-probabilities, ``b`` the gradients of the lse, of its square and of the smoo
 of the entropy, and
 ``e`` the rest of the smoothing. All are multiplied by the derivative of z with respect to the logits.
 
-At most three matrices of float32 are alive at the same time, four with a softcap: whatever is dropped here serves the
-operators that follow.
+A log-probability that is -infinity adds nothing where its weight is 0. The device would compute NaN.
+
+At most three matrices of float32 are alive at the same time, four with a softcap, and one of truth values: whatever is
+dropped here serves the operators that follow.
 """
 
 from __future__ import annotations
@@ -152,6 +154,7 @@ class Loss(ABC):
         self._softcap = None if a["softcap"] is None else matrices.limited(queue, a["softcap"])
         self.smoothing = a["label_smoothing"] / self.logits.classes
         self.class_weight = None if a["class_weight"] is None else queue.vector(a["class_weight"])
+        self._z: DeviceArray | None = None
         self._log_prob: DeviceArray | None = None
         self._tanh: DeviceArray | None = None  # of a softcap, for the gradient
         self._lse: DeviceArray | None = None
@@ -161,8 +164,14 @@ class Loss(ABC):
     # ---- what differs between targets
 
     @abstractmethod
-    def of_logits(self, z: DeviceArray) -> DeviceArray | None:
+    def of_logits(self) -> DeviceArray | None:
         """Launch the operators that need the logits, and return the log-probabilities of all classes if needed."""
+
+    def taken_logits(self) -> DeviceArray:
+        """Return the logits z, which are dropped as soon as the caller drops them."""
+        z, self._z = self._z, None
+        assert z is not None, "logits are taken once"
+        return z
 
     @abstractmethod
     def loss(self) -> Any:
@@ -249,7 +258,9 @@ class Loss(ABC):
             largest, _ = matrices.top_k(queue, z, 1)
             keys, _ = matrices.top_k(queue, matrices.keys(queue, z, largest), 1)
             self._keys = queue.reshaped(keys, (z.shape[0],))
-        return self.of_logits(z)
+        self._z = z
+        del z
+        return self.of_logits()
 
     def _scaled(self, matrix: DeviceArray) -> DeviceArray:
         """Return the logits z of a matrix of logits."""
@@ -280,8 +291,7 @@ class Loss(ABC):
     def _with_entropy(self, log_prob: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
         """Return the log-probabilities without infinite ones, and minus the entropy of each row."""
         queue = self.queue
-        finite = queue.empty(log_prob.shape, FLOAT32)
-        queue.launch("maximum", log_prob, number(queue, LEAST_LOG_PROB), finite)
+        finite = matrices.finite(queue, log_prob, LEAST_LOG_PROB)
         self._log_prob = None
         del log_prob
         terms = matrices.exponentials(queue, finite)
@@ -294,6 +304,13 @@ class Loss(ABC):
         slope = self.weights.upstream(self.weights.divided_upstream())
         gradient = xp.where(slope == 0, 0, 2 * scale * lse * slope)
         return self.weights.weighted(scale * lse * lse), gradient
+
+    def all_log_probs(self) -> DeviceArray:
+        """Return the log-probabilities of all classes. The logits are dropped."""
+        z = self.taken_logits()
+        log_prob = self.queue.empty(z.shape, FLOAT32)
+        self.queue.launch("log_softmax", z, 1, log_prob)
+        return log_prob
 
     # ---- gradients
 
@@ -366,11 +383,10 @@ def losses_of(
     target: DeviceArray,
     log_prob: DeviceArray,
     smoothing: float = 0.0,
-    factors: DeviceArray | None = None,
 ) -> DeviceArray:
     """Return the losses of rows with one target each, and write the log-probabilities of all classes."""
     result, unused, unused_too = (queue.empty((z.shape[0],), FLOAT32) for _ in range(3))
-    queue.launch("cross_entropy_loss", z, target, factors, smoothing, result, log_prob, unused, unused_too)
+    queue.launch("cross_entropy_loss", z, target, None, smoothing, result, log_prob, unused, unused_too)
     return result
 
 
@@ -402,18 +418,28 @@ class OneTarget(Loss):
         self.rows = queue.compact(self.counted)
         self._target: DeviceArray | None = None
         self._nll: DeviceArray | None = None
-        self._smoothed: DeviceArray | None = None  # losses with the smoothing
+        self._smoothed: Any = None  # losses with the smoothing
 
-    def of_logits(self, z: DeviceArray) -> DeviceArray | None:
-        queue, a = self.queue, self.a
+    def of_logits(self) -> DeviceArray | None:
+        queue, a, z = self.queue, self.a, self.taken_logits()
         self._target = self.rows.put(self._tokens.places)
         log_prob = queue.empty(z.shape, FLOAT32)
-        if self.smoothing:
-            factors = None if self.class_weight is None else queue.put(self.class_weight, FLOAT32)
-            self._smoothed = losses_of(queue, z, self._target, log_prob, a["label_smoothing"], factors)
-        if not self.smoothing or "log_prob" in a["outputs"]:
+        if self.smoothing and self.class_weight is None:
+            self._smoothed = losses_of(queue, z, self._target, log_prob, a["label_smoothing"])
+        if not self.smoothing or self.class_weight is not None or "log_prob" in a["outputs"]:
             self._nll = losses_of(queue, z, self._target, log_prob)
+        del z
+        if self.smoothing and self.class_weight is not None:
+            sums = matrices.weighted_log_probs(queue, log_prob, row(queue, self.class_weight))
+            share = self.share_of_target(queue.vector(self._nll), self.rows.of(self._tokens.places))
+            self._smoothed = share - self.smoothing * sums
         return log_prob if self.needs_log_prob else None
+
+    def share_of_target(self, nll: Any, targets: Any) -> Any:
+        """Return the part of each row's smoothed loss that belongs to its target."""
+        share = 1 - self.a["label_smoothing"]
+        weights = share if self.class_weight is None else share * self.class_weight[targets]
+        return self.queue.xp.where(self.queue.vector(weights) == 0, 0, weights * nll)
 
     def loss(self) -> Any:
         if self.smoothing:
@@ -452,18 +478,17 @@ class _SeveralTargets(Loss):
         self.rows = queue.compact(self.counted)
         self._places: DeviceArray | None = None
         self._taken: DeviceArray | None = None  # log-probabilities of the targets
-        self._weighted_sum: DeviceArray | None = None  # of log-probabilities times class weights
+        self._weighted_sum: Any = None  # of log-probabilities times class weights
 
-    def of_logits(self, z: DeviceArray) -> DeviceArray | None:
-        queue = self.queue
-        log_prob = queue.empty(z.shape, FLOAT32)
-        queue.launch("log_softmax", z, 1, log_prob)
+    def of_logits(self) -> DeviceArray | None:
+        queue, log_prob = self.queue, self.all_log_probs()
         self._places = self.rows.put(self._targets.places)
         self._taken = queue.empty(self._places.shape, FLOAT32)
         queue.launch("gather", log_prob, self._places, self._taken)
-        if self.smoothing:
-            terms = log_prob if self.class_weight is None else product(queue, log_prob, row(queue, self.class_weight))
-            self._weighted_sum = row_sums(queue, terms)
+        if self.smoothing and self.class_weight is None:
+            self._weighted_sum = row_sums(queue, log_prob)
+        elif self.smoothing:
+            self._weighted_sum = matrices.weighted_log_probs(queue, log_prob, row(queue, self.class_weight))
         return log_prob if self.needs_log_prob else None
 
     def _negative_log_prob(self) -> Any:
@@ -508,22 +533,21 @@ class _AllClasses(Loss):
         self.weights = Weights(queue, call, everywhere, None if given is None else queue.vector(given).reshape(-1))
         self.counted = everywhere == 1
         self.rows = queue.compact(self.counted)
-        self._losses: DeviceArray | None = None
+        self._losses: Any = None
         self._difference: DeviceArray | None = None  # of probabilities and labels
         self._sums: DeviceArray | None = None  # of the labels
 
-    def of_logits(self, z: DeviceArray) -> DeviceArray | None:
-        queue, labels = self.queue, self._labels()
-        self._losses, difference = queue.empty((self.logits.rows,), FLOAT32), queue.empty(z.shape, FLOAT32)
-        queue.launch("softmax_cross_entropy_with_logits", z, labels, self._losses, difference)
+    def of_logits(self) -> DeviceArray | None:
+        queue = self.queue
+        log_prob = matrices.finite(queue, self.all_log_probs(), matrices.LOWEST)
+        labels = self._labels()
+        is_infinite = matrices.weights_of(queue, log_prob, matrices.LOWEST, labels) > 0
+        losses, difference = queue.empty((log_prob.shape[0],), FLOAT32), queue.empty(log_prob.shape, FLOAT32)
+        queue.launch("softmax_cross_entropy_with_logits", log_prob, labels, losses, difference)
+        self._losses = queue.xp.where(is_infinite, np.inf, queue.vector(losses))
         if self.a["return_grad"]:
             self._difference, self._sums = difference, row_sums(queue, labels)
-        del labels, difference
-        if not self.needs_log_prob:
-            return None
-        log_prob = queue.empty(z.shape, FLOAT32)
-        queue.launch("log_softmax", z, 1, log_prob)
-        return log_prob
+        return log_prob if self.needs_log_prob else None
 
     def _labels(self) -> DeviceArray:
         """Return the probabilities of all classes times their weights, with the smoothing, in float32."""
@@ -576,17 +600,15 @@ def needed(call: Call) -> tuple[str, ...]:
     has_entropy = "entropy" in a["outputs"] or a["grad_entropy"] is not None
     names = {"Cast", "InplaceCopy", "Mul", "InplaceAdd"}
     if is_dense:
-        names |= {"SoftmaxCrossEntropyWithLogits"}
-        if has_gradient or has_entropy:
-            names |= {"LogSoftmax"}
-        if has_gradient:
-            names |= {"ReduceSum"}
+        names |= {"SoftmaxCrossEntropyWithLogits", "LogSoftmax", "ReduceSum", "Maximum", "EqTensor", "InplaceMul"}
     elif is_single:
         names |= {"CrossEntropyLoss", "CrossEntropyLossGrad"} if has_gradient else {"CrossEntropyLoss"}
     else:
         names |= {"LogSoftmax", "Gather", "ScatterAdd"} if has_gradient else {"LogSoftmax", "Gather"}
         if a["label_smoothing"]:
             names |= {"ReduceSum"}
+    if a["label_smoothing"] and a["class_weight"] is not None and not is_dense:
+        names |= {"ReduceSum", "Maximum", "EqTensor", "InplaceMul"}
     if a["lse_square_scale"] or "lse" in a["outputs"]:
         names |= {"LogSumExp"}
     if has_entropy:

@@ -20,7 +20,17 @@ from ..._call import Call
 from .array import DeviceArray
 from .cross_entropy import Extents, OneTarget, SoftmaxTerms, add_shares, gradient_of_losses, losses_of
 from .layer import INF, Layer
-from .matrices import cast, column, log_sum_exp, multiply, multiply_by_slope, number, product
+from .matrices import (
+    cast,
+    column,
+    log_sum_exp,
+    multiply,
+    multiply_by_slope,
+    number,
+    product,
+    row,
+    weighted_log_probs,
+)
 from .queue import FLOAT32, Queue, Results, Rows
 from .tokens import NAN
 
@@ -55,7 +65,7 @@ class _Statistics:
         xp, vector = self._queue.xp, self._queue.vector
         nll, is_here = xp.where(lse == -INF, INF, nll), vector(is_here)  # no entry of the block counts
         if deficits is not None:
-            deficits = xp.where(lse == -INF, INF, deficits)
+            deficits = xp.where(lse == -INF, xp.where(vector(class_sum) == 0, 0, INF), deficits)
         if self.lse is None:
             self.lse, self.deficits, self._class_sum = lse, deficits, class_sum
             self.nll, self._is_seen = _moved(xp, nll, is_here, 0), is_here
@@ -106,7 +116,7 @@ class _LinearLoss(OneTarget):
         self._nll = xp.where(is_known, xp.concatenate([each.nll for each in found]), NAN)
         if self.smoothing:
             deficits = xp.where(is_known, xp.concatenate([each.deficits for each in found]), NAN)
-            self._smoothed = self._share_of_target(self._nll, targets) + self.smoothing * deficits
+            self._smoothed = self.share_of_target(self._nll, targets) + self.smoothing * deficits
 
     def _add_statistics(self, statistics: _Statistics, z: DeviceArray, targets: Any, entries: slice) -> None:
         queue = self.queue
@@ -116,20 +126,20 @@ class _LinearLoss(OneTarget):
         deficits = class_sum = None
         if self.smoothing:
             weights = self._class_weights(entries)
-            deficits, class_sum = -_product_with(queue, log_prob, weights), weights.sum()
+            deficits, class_sum = -self._weighted_log_probs(log_prob, weights), weights.sum()
         statistics.add(lse, losses, is_here, deficits, class_sum)
+
+    def _weighted_log_probs(self, log_prob: DeviceArray, weights: Any) -> Any:
+        """Return the sums of the rows' log-probabilities times the weights of the classes, as a vector."""
+        if self.class_weight is None:
+            return _product_with(self.queue, log_prob, weights)
+        return weighted_log_probs(self.queue, log_prob, row(self.queue, weights))
 
     def _class_weights(self, entries: slice) -> Any:
         """Return the class weights of a block, ones if there are none."""
         if self.class_weight is None:
             return self.queue.xp.ones_like(self.queue.vector(self.queue.numbers(entries.stop - entries.start)))
         return self.class_weight[entries]
-
-    def _share_of_target(self, nll: Any, targets: Any) -> Any:
-        """Return the part of each row's smoothed loss that belongs to its target."""
-        share = 1 - self.a["label_smoothing"]
-        weights = share if self.class_weight is None else share * self.class_weight[targets]
-        return self.queue.xp.where(self.queue.vector(weights) == 0, 0, weights * nll)
 
     # ---- blocks of logits
 
@@ -327,6 +337,8 @@ def needed(call: Call) -> tuple[str, ...]:
         names.append("aclnnInplaceTanh")
     if not is_backward:
         names += ["aclnnLogSumExp", "aclnnCrossEntropyLoss"]
+        if call.arguments["label_smoothing"] and call.arguments["class_weight"] is not None:
+            names += ["aclnnMaximum", "aclnnEqTensor", "aclnnReduceSum"]
     if is_backward or call.arguments["return_grad"]:
         names += ["aclnnCrossEntropyLossGrad", "aclnnExp", "aclnnMul"]
     return tuple(names)

@@ -17,6 +17,8 @@ BOOL = np.dtype(np.bool_)
 LARGEST_FACTOR = 2.0**60
 #: Columns of a matrix whose numbers are exact in float32, in which `keys` numbers them.
 MAX_COLUMNS = 2**24
+#: The lowest finite number of float32.
+LOWEST = -float(np.finfo(np.float32).max)
 
 
 def limited_scale(scale: float) -> float:
@@ -79,6 +81,39 @@ def row_sums(queue: Queue, matrix: DeviceArray) -> DeviceArray:
     return queue.reshaped(result, (matrix.shape[0],))
 
 
+def weighted_log_probs(queue: Queue, log_prob: DeviceArray, weights: DeviceArray) -> Any:
+    """Return the sums of the rows' log-probabilities times the weights of the classes, as a vector.
+
+    A weight of 0 times an infinite log-probability is 0, not NaN.
+    """
+    terms = finite(queue, log_prob, LOWEST)
+    queue.launch("inplace_mul", terms, weights)
+    sums = queue.vector(row_sums(queue, terms))
+    del terms
+    return queue.xp.where(weights_of(queue, log_prob, -np.inf, weights) > 0, -np.inf, sums)
+
+
+def weights_of(queue: Queue, matrix: DeviceArray, value: float, weights: DeviceArray) -> Any:
+    """Return the sum of the weights of the elements that have a value, for each row, as a vector."""
+    has_value = marked(queue, matrix, number(queue, value))
+    queue.launch("inplace_mul", has_value, weights)
+    return queue.vector(row_sums(queue, has_value))
+
+
+def finite(queue: Queue, matrix: DeviceArray, least: float) -> DeviceArray:
+    """Return the elements, but at least `least`; NaN stay."""
+    result = queue.empty(matrix.shape, FLOAT32)
+    queue.launch("maximum", matrix, number(queue, least), result)
+    return result
+
+
+def marked(queue: Queue, matrix: DeviceArray, wanted: DeviceArray) -> DeviceArray:
+    """Return 1 for the elements that equal another array's, which is broadcast, and 0 for others, in float32."""
+    equal = queue.empty(matrix.shape, BOOL)
+    queue.launch("equal", matrix, wanted, equal)
+    return cast(queue, equal, FLOAT32)
+
+
 def log_sum_exp(queue: Queue, matrix: DeviceArray) -> DeviceArray:
     """Return the logarithms of the sums of the rows' exponentials as a vector on the device."""
     result = queue.empty((matrix.shape[0], 1), FLOAT32)
@@ -97,9 +132,7 @@ def top_k(queue: Queue, matrix: DeviceArray, count: int) -> tuple[DeviceArray, D
 def keys(queue: Queue, matrix: DeviceArray, wanted: DeviceArray) -> DeviceArray:
     """Return ``width - column`` for the elements that equal the one of their row in a column, and 0 for others."""
     width = matrix.shape[1]
-    equal = queue.empty(matrix.shape, BOOL)
-    queue.launch("equal", matrix, wanted, equal)
-    result = cast(queue, equal, FLOAT32)
+    result = marked(queue, matrix, wanted)
     queue.launch("inplace_mul", result, row(queue, width - queue.numbers(width)))
     return result
 
