@@ -314,7 +314,7 @@ cdef void finish_plain_rows(CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept
         reciprocal = 1 / (1 + r.rest[i])
         r.stores[i] = grad != 0
         weights = grad * r.t.sums[i] if grad != 0 else 0
-        r.factor[i] = weights * reciprocal * inverse
+        r.factor[i] = weights * reciprocal * inverse if grad != 0 else 0  # the reciprocal may be NaN
         r.t.grad_loss[i], r.t.a[i], r.t.reciprocal[i], r.t.outer[i] = grad, weights, reciprocal, inverse
         r.smoothing[i] = r.t.balance[i] = r.t.b[i] = r.t.s[i] = r.t.grad_log_prob[i] = r.t.mean_gap[i] = 0
     if r.slots != NULL:

@@ -202,6 +202,20 @@ def test_confident_rows_among_others(dtype, cpu_engine):
         assert result.input_grad[i].tobytes() == alone.input_grad[0].tobytes()
 
 
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize("K", [0, 1, 3])
+@pytest.mark.parametrize("options", [{}, {"token_weight": "rows"}, {"class_weight": "classes", "label_smoothing": 0.1}])
+def test_ignored_rows_have_no_gradient_whatever_their_logits(K, options, value, dtype, cpu_engine):
+    arguments = random_arguments("ignored", (37, 6), -1, dtype, options=options, K=K)
+    arguments["input"][5::6, 2] = value
+    arguments["target"][5::6] = -100
+    for axis in (-1, 0):
+        arguments |= {"input": np.ascontiguousarray(np.moveaxis(arguments["input"], -1, axis)), "axis": axis}
+        result = cpu_engine.call("cross_entropy", **arguments)
+        assert not np.moveaxis(result.input_grad, axis, -1)[5::6].any()
+        assert_right(result, cross_entropy_oracles.expected(**arguments), dtype)
+
+
 @pytest.mark.parametrize("value", [-1.0, np.inf, np.nan])
 def test_odd_weights_give_the_same_in_every_layout(value, dtype, cpu_engine):
     """A loss of 0 has no sign, and infinities and NaN stay in their rows, whatever the plan."""
