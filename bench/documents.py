@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 DOCUMENTS = (
     ROOT / "README.md",
-    *(DOCS / f"{name}.md" for name in ("benchmark", "accuracy", "torch", "scaling", "losses")),
+    *(DOCS / f"{name}.md" for name in ("benchmark", "development/benchmark", "torch", "scaling")),
 )
 #: The pictures, which are drawn into the folder of the pages when these are built.
 CHART, GRID_CHART = "benchmark.svg", "grid.svg"
