@@ -339,6 +339,7 @@ setup(
     package_dir={"ascend_grad.include": "include", "ascend_grad.bench": "bench"},
     package_data={
         "ascend_grad": ["py.typed", "*.pxd"],
+        "ascend_grad.bench": ["onednn.c"],
         "ascend_grad.include": ["**/*.h"],
     },
     ext_modules=extensions,

@@ -24,7 +24,7 @@ assert not late, f"imported at import: {late}"
 IMPORT_LIMIT = 0.150
 
 #: Programs, declarations and headers. Results, documents and tests stay with the sources.
-SUFFIXES = {".h", ".pxd", ".py", ".pyi", ".so", ".typed"}
+SUFFIXES = {".c", ".h", ".pxd", ".py", ".pyi", ".so", ".typed"}
 
 
 def files(folder: Path, pattern: str = "*") -> set[str]:

@@ -11,15 +11,19 @@ import numpy as np
 import ascend_grad as ag
 
 from .case import (
+    ALL_STRIDE_0,
+    AXES,
     BROADCAST,
     BYTE_SWAPPED,
     C_ORDER,
     CLASS_WEIGHTS,
     COLUMN,
+    COLUMN_OF,
     CROSS_ENTROPY,
     DENSE,
     EVERY_SECOND,
     FILTERED,
+    FIRST_STRIDE_0,
     FORTRAN_ORDER,
     IGNORED,
     IN_PLACE,
@@ -28,9 +32,12 @@ from .case import (
     NEGATIVE_STEPS,
     SEVERAL_TARGETS,
     SMOOTHING,
+    STEPS_OF,
     TRANSPOSED,
     WHOLE,
     Case,
+    kind_of,
+    numbers_of,
     numpy_dtype,
 )
 
@@ -46,9 +53,12 @@ STEPS = 100
 
 # ---- layouts ---------------------------------------------------------------------------------------------------------
 
+#: Layouts with names of their own, as kinds and numbers of strange layouts.
+_AS_STRANGE = {EVERY_SECOND: (STEPS_OF, (2,)), COLUMN: (COLUMN_OF, (5,))}
+
 
 def arranged(values: np.ndarray, layout: str, axis: int) -> np.ndarray:
-    """Return the values in another layout. Along a broadcast axis, only the values of its last index remain."""
+    """Return the values in another layout. Along a broadcast axis, only the values of one index remain."""
     result = _empty(values, layout, axis)
     # All of the memory is written first, gaps included, so that the system has allocated its pages.
     memory_of(result).fill(0)
@@ -63,23 +73,34 @@ def memory_of(array: np.ndarray) -> np.ndarray:
     return array
 
 
+def is_dense(array: np.ndarray) -> bool:
+    """Return whether the array fills its memory, in any order of its axes."""
+    return memory_of(array).nbytes == array.nbytes
+
+
 def _empty(values: np.ndarray, layout: str, axis: int) -> np.ndarray:
     """Return a view of new memory, which it fills except for a layout's gaps."""
     shape, dtype, order = values.shape, values.dtype, list(range(values.ndim))
     # The axis before the operator's, or the last one.
     other = axis - 1 if axis else values.ndim - 1
-    if layout == EVERY_SECOND:
-        return np.empty((*shape[:-1], 2 * shape[-1]), dtype)[..., ::2]
+    kind, numbers = _AS_STRANGE.get(layout) or (kind_of(layout), numbers_of(layout))
+    if kind == STEPS_OF:
+        (step,) = numbers
+        return np.empty((*shape[:-1], step * shape[-1]), dtype)[..., ::step]
+    if kind == COLUMN_OF:
+        (columns,) = numbers
+        return np.empty((*shape, columns), dtype)[..., columns // 2]
     if layout == NEGATIVE_STEPS:
         return np.empty(shape, dtype)[(slice(None, None, -1),) * values.ndim]
-    if layout == COLUMN:
-        return np.empty((*shape, 5), dtype)[..., 2]
-    if layout == BROADCAST:
-        memory = np.empty([min(1, length) if i == other else length for i, length in enumerate(shape)], dtype)
-        strides = [0 if i == other else stride for i, stride in enumerate(memory.strides)]
+    if kind in (BROADCAST, FIRST_STRIDE_0, ALL_STRIDE_0):
+        axes = numbers or (other,)
+        memory = np.empty([min(1, length) if i in axes else length for i, length in enumerate(shape)], dtype)
+        strides = [0 if i in axes else stride for i, stride in enumerate(memory.strides)]
         # np.broadcast_to would return a read-only array, of which PyTorch warns.
         return np.ndarray(shape, dtype, memory.view(np.uint8), strides=strides)
-    if layout == FORTRAN_ORDER:
+    if kind == AXES:
+        order = list(numbers)
+    elif layout == FORTRAN_ORDER:
         order.reverse()
     elif layout == TRANSPOSED:
         order[axis], order[other] = order[other], order[axis]
@@ -111,11 +132,14 @@ def values(operator: str, shape: tuple[int, ...], dim: int) -> tuple[np.ndarray,
 
 
 def operands(case: Case) -> Operands:
-    """Make the arrays of a row-wise case. Only the first of two inputs is broadcast, as gradients of sums are."""
+    """Make the arrays of a row-wise case.
+
+    Only the first of two inputs is broadcast, as gradients of sums are, unless the layout says that all are.
+    """
     assert case.dim is not None
     dtype, layout = numpy_dtype(case.dtype), case.arrangement or C_ORDER
     first, *others = (a.astype(dtype, copy=False) for a in values(case.operator, case.shape, case.dim))
-    layout_of_others = C_ORDER if layout == BROADCAST else layout
+    layout_of_others = C_ORDER if kind_of(layout) in (BROADCAST, FIRST_STRIDE_0) else layout
     inputs = [arranged(first, layout, case.dim), *(arranged(a, layout_of_others, case.dim) for a in others)]
     if case.operator in MASKED:
         # The mask is the same for all heads, and masks three of ten positions.

@@ -53,8 +53,19 @@ LAYOUTS = (
     *(NEGATIVE_STEPS, COLUMN, BROADCAST, BYTE_SWAPPED),
 )
 
-#: The kinds of comparisons: named cases, random problems, calls on PyTorch's tensors.
-NAMED, RANDOM, TENSORS = "named", "random", "tensors"
+#: Strange layouts, which have numbers after these names: "steps of 3" along the last axis, "one column of 4", "axes in
+#: order 2 0 1" of memory, "first with stride 0 along 1" for the first input alone, and the same for all inputs.
+STEPS_OF, COLUMN_OF, AXES = "steps of", "one column of", "axes in order"
+FIRST_STRIDE_0, ALL_STRIDE_0 = "first with stride 0 along", "all with stride 0 along"
+WRITABLE_STRANGE = (STEPS_OF, COLUMN_OF, AXES)
+STRANGE = (*WRITABLE_STRANGE, FIRST_STRIDE_0, ALL_STRIDE_0)
+
+#: The kinds of comparisons: named cases, random problems, calls on PyTorch's tensors, calls in programs.
+NAMED, RANDOM, TENSORS, PROGRAMS = "named", "random", "tensors", "programs"
+#: What a program does before each call of this library.
+BACK_TO_BACK, AFTER_NUMPY, AFTER_TORCH = "back to back", "after a NumPy product", "after a torch product"
+AFTER_PYTHON, AFTER_PAUSE = "after Python work", "after 20 ms"
+PLACES = (BACK_TO_BACK, AFTER_NUMPY, AFTER_TORCH, AFTER_PYTHON, AFTER_PAUSE)
 
 
 def numpy_dtype(name: str) -> np.dtype:
@@ -64,6 +75,16 @@ def numpy_dtype(name: str) -> np.dtype:
 def compute_dtype(name: str) -> np.dtype:
     """Return the type in which NumPy and BLAS compute a case; for 16-bit types that is float32, which is faster."""
     return np.dtype("float64" if name == "float64" else "float32")
+
+
+def kind_of(layout: str) -> str:
+    """Return the name of a layout without its numbers."""
+    return layout.rstrip(" 0123456789")
+
+
+def numbers_of(layout: str) -> tuple[int, ...]:
+    """Return the numbers of a strange layout."""
+    return tuple(map(int, layout.removeprefix(kind_of(layout)).split()))
 
 
 def layout_text(shape: tuple[int, ...], dim: int | None = None) -> str:
@@ -91,14 +112,17 @@ class Case:
     dim : int, optional
         The axis of a row-wise operator, not negative. Linear operators have none.
     arrangement, out_arrangement : str
-        Layouts of the inputs and of the array for the result, one of `LAYOUTS`; "" is C order.
+        Layouts of the inputs and of the array for the result, one of `LAYOUTS`, or of `STRANGE` with numbers; "" is C
+        order.
     out_dtype : str
         The dtype of the result; "" is that of the inputs.
     options : str
         For `CROSS_ENTROPY`: one of `LOGITS_OPTIONS`, or "".
     variant : str
         The CPU variant that is forced, or "" for the best one.
-    suite : {"named", "random", "tensors"}
+    place : str
+        What the program does before each call, one of `PLACES`, or "" for other suites.
+    suite : {"named", "random", "tensors", "programs"}
         The kind of comparison, which decides the sides. It is not stored, as all cases of a file have the same one.
     """
 
@@ -112,6 +136,7 @@ class Case:
     out_dtype: str = ""
     options: str = ""
     variant: str = ""
+    place: str = ""
     suite: str = field(default=NAMED, compare=False)
 
     @property
@@ -121,9 +146,9 @@ class Case:
     @property
     def name(self) -> str:
         if not self.arrangement:
-            words = [self.operator, self.dtype, self.layout, self.mode]
+            words = [self.operator, self.dtype, self.layout, self.mode, self.place]
             if self.dim is None:
-                words = [self.operator, self.mode, self.dtype, self.layout, self.variant]
+                words = [self.operator, self.mode, self.dtype, self.layout, self.variant, self.place]
             return " ".join(filter(None, words))
         operator = f"{self.operator} with {self.options}" if self.options else self.operator
         target = self.mode
@@ -169,6 +194,7 @@ class Case:
             names += ["arrangement", "out_arrangement", "out_dtype", "options"]
         if self.dim is None:
             names = ["operator", "mode", "dtype", "shape", *(["variant"] if self.has_rivals else [])]
+        names += ["place"] if self.place else []
         return {name: getattr(self, name) for name in names}
 
     @classmethod

@@ -12,15 +12,19 @@ from ascend_grad import _cpu
 
 from . import frameworks
 from .case import (
+    AFTER_TORCH,
     AUTOGRAD,
+    AXES,
     BACKWARD,
     BROADCAST,
     C_ORDER,
+    COLUMN_OF,
     CROSS_ENTROPY,
     DENSE,
     DTYPES,
     DTYPES_OF_16_BITS,
     FILTERED,
+    FORTRAN_ORDER,
     FORWARD,
     FRESH,
     GRADIENT,
@@ -35,11 +39,17 @@ from .case import (
     MAX_SUM,
     NARROW_DTYPES,
     OUT,
+    PLACES,
+    PROGRAMS,
     RANDOM,
+    STEPS_OF,
+    STRANGE,
     TENSORS,
     TOP_K,
     WHOLE,
+    WRITABLE_STRANGE,
     Case,
+    kind_of,
 )
 
 #: Shapes and dims of row-wise cases.
@@ -238,12 +248,39 @@ def relative(quick: bool = False) -> list[Case]:
     ]
 
 
+# ---- calls in programs -----------------------------------------------------------------------------------------------
+
+#: Shapes and dims of row-wise calls, and shapes (BT, V, H) of linear ones: from microseconds to some milliseconds.
+PROGRAM_LAYOUTS = _layouts(1, (64, 128), (300, 2000), (512, 4096), (2048, 2048))
+PROGRAM_LOGITS = _layouts(1, (512, 1000), (4096, 1000))
+PROGRAM_SHAPES = ((64, 1024, 256), (1145, 19, 459))
+
+
+def programs(quick: bool = False) -> list[Case]:
+    """Return calls in programs that do something else before each call."""
+    layouts = PROGRAM_LAYOUTS[1:2] if quick else PROGRAM_LAYOUTS
+    calls = _rowwise((BACKWARD[0], FORWARD[0]), ("float32",), layouts, OUT, suite=PROGRAMS)
+    if not quick:
+        calls += _rowwise((CROSS_ENTROPY,), ("float32",), PROGRAM_LOGITS, OUT, suite=PROGRAMS)
+        calls += [
+            Case(operator, "float32", shape, LINEAR_MODES[operator][0], suite=PROGRAMS)
+            for operator in (GRADIENT, WHOLE)
+            for shape in PROGRAM_SHAPES
+        ]
+    places = [place for place in PLACES if place != AFTER_TORCH or frameworks.module("torch") is not None]
+    return [replace(call, place=place) for call in calls for place in places]
+
+
 # ---- random problems -------------------------------------------------------------------------------------------------
 
 #: The operators, in the order in which the problems of a grid take them.
 OPERATORS = (*BACKWARD, GRADIENT, *MASKED, MAX_SUM, *FORWARD, WHOLE, CROSS_ENTROPY)
 #: Most elements of a row-wise problem, by default.
 MAX_ELEMENTS = 2**22
+#: The choices of layouts of row-wise problems, and the largest step between adjacent elements of a strange one: a
+#: cache line holds eight elements of eight bytes.
+PLAIN_LAYOUTS, STRANGE_LAYOUTS = "plain", "strange"
+MAX_STEP = 8
 #: Largest value of each of BT, V and H.
 MAX_LENGTH = 2**18
 #: Largest product BT*V*H, which takes some tens of milliseconds on two cores.
@@ -252,10 +289,26 @@ MAX_PRODUCT = 2**29
 MAX_MATRIX = 2**27
 
 
-def draw(count: int, seed: int, operators: Sequence[str] = OPERATORS, max_elements: int | None = None) -> list[Case]:
+def draw(
+    count: int,
+    seed: int,
+    operators: Sequence[str] = OPERATORS,
+    max_elements: int | None = None,
+    layouts: str | None = None,
+    max_rows: int | None = None,
+) -> list[Case]:
     """Draw `count` problems, whose operators alternate. With all operators, three of ten problems are linear.
 
     A seed always gives the same problems, and a longer list begins with all of a shorter one.
+
+    Parameters
+    ----------
+    max_elements : int, optional
+        Most elements of a row-wise problem.
+    layouts : {"plain", "strange"}, optional
+        The layouts of row-wise problems: of `LAYOUTS`, or of `STRANGE`. By default half of the problems have each.
+    max_rows : int, optional
+        Most rows of a linear problem, or most classes, by turns of chance.
     """
     problems = []
     for index in range(count):
@@ -263,14 +316,14 @@ def draw(count: int, seed: int, operators: Sequence[str] = OPERATORS, max_elemen
         operator = operators[index % len(operators)]
         is_linear = operator in LINEAR
         problems.append(
-            _draw_linear(operator, random)
+            _draw_linear(operator, random, max_rows)
             if is_linear
-            else _draw_rowwise(operator, random, max_elements or MAX_ELEMENTS)
+            else _draw_rowwise(operator, random, max_elements or MAX_ELEMENTS, layouts)
         )
     return problems
 
 
-def _draw_rowwise(operator: str, random: np.random.Generator, max_elements: int) -> Case:
+def _draw_rowwise(operator: str, random: np.random.Generator, max_elements: int, layouts: str | None) -> Case:
     dtype = str(random.choice(DTYPES))
     size = math.exp(random.uniform(math.log(4), math.log(max_elements)))
     shape: tuple[int, ...]
@@ -291,7 +344,32 @@ def _draw_rowwise(operator: str, random: np.random.Generator, max_elements: int)
         out_arrangement = arrangement
     if mode == OUT and random.random() < 0.25:
         out_dtype = str(random.choice([other for other in DTYPES if other != dtype]))
-    return Case(operator, dtype, shape, mode, dim, arrangement, out_arrangement, out_dtype, suite=RANDOM)
+    case = Case(operator, dtype, shape, mode, dim, arrangement, out_arrangement, out_dtype, suite=RANDOM)
+    is_strange = random.random() < 0.5 if layouts is None else layouts == STRANGE_LAYOUTS
+    return _with_strange_layouts(case, random) if is_strange else case
+
+
+def _with_strange_layouts(case: Case, random: np.random.Generator) -> Case:
+    rank = len(case.shape)
+    arrangement = _draw_layout(WRITABLE_STRANGE if case.mode == IN_PLACE else STRANGE, rank, random)
+    out_arrangement = arrangement if case.mode == IN_PLACE else C_ORDER
+    if case.mode == OUT:
+        own = arrangement if kind_of(arrangement) in WRITABLE_STRANGE else C_ORDER
+        out_arrangement = str(
+            random.choice((C_ORDER, FORTRAN_ORDER, own, _draw_layout(WRITABLE_STRANGE, rank, random)))
+        )
+    return replace(case, arrangement=arrangement, out_arrangement=out_arrangement)
+
+
+def _draw_layout(kinds: Sequence[str], rank: int, random: np.random.Generator) -> str:
+    kind = str(random.choice(kinds))
+    if kind in (STEPS_OF, COLUMN_OF):
+        numbers = [int(random.integers(2, MAX_STEP + 1))]
+    elif kind == AXES:
+        numbers = random.permutation(rank).tolist()
+    else:
+        numbers = sorted(random.choice(rank, random.integers(1, rank + 1), replace=False).tolist())
+    return " ".join((kind, *map(str, numbers)))
 
 
 def _lengths(size: float, rank: int, random: np.random.Generator) -> tuple[int, ...]:
@@ -300,11 +378,14 @@ def _lengths(size: float, rank: int, random: np.random.Generator) -> tuple[int, 
     return tuple(max(1, round(size**part)) for part in parts)
 
 
-def _draw_linear(operator: str, random: np.random.Generator) -> Case:
+def _draw_linear(operator: str, random: np.random.Generator, max_rows: int | None) -> Case:
     dtype = str(random.choice(DTYPES))
     mode = str(random.choice(LINEAR_MODES[operator]))
     while True:
         rows, vocabulary, width = (round(MAX_LENGTH ** random.random()) for _ in range(3))
+        if max_rows:
+            short = round(max_rows ** random.random())
+            rows, vocabulary = (short, vocabulary) if random.random() < 0.5 else (rows, short)
         largest_matrix = max(rows * vocabulary, vocabulary * width, rows * width)
         if rows * vocabulary * width <= MAX_PRODUCT and largest_matrix <= MAX_MATRIX:
             return Case(operator, dtype, (rows, vocabulary, width), mode, suite=RANDOM)

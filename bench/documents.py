@@ -24,11 +24,12 @@ DOCUMENTS = (
 #: The pictures, which are drawn into the folder of the pages when these are built.
 CHART, GRID_CHART = "benchmark.svg", "grid.svg"
 #: The results in the source tree, by the names of their files. Those of random problems have a seed.
-KEPT = ("speed", "accuracy", "linear", "tensors", "losses")
+KEPT = ("speed", "accuracy", "linear", "tensors", "losses", "programs")
 GRID, PARALLEL = "grid_{}.json", "parallel.json"
 #: Blocks of the documents that the command does not print, as others show their results, too.
 NOT_PRINTED = (
     *("machine", "speed", "chart", "torch", "others", "losses", "linear_machine", "tensors_machine", "loss_machine"),
+    "program_machine",
     *("grid_machine", "grid_chart", "grid_overview"),
 )
 #: The caption of the picture of the grids.
@@ -79,6 +80,10 @@ def blocks(kept: Mapping[str, Results], grids: Sequence[Results] = ()) -> dict[s
     if losses := kept.get("losses"):
         found |= {"loss_machine": machine_block(losses), "loss_targets": targets_block(targets.losses_targets(losses))}
         found |= report.losses_blocks(losses)
+    if programs := kept.get("programs"):
+        rows = programs["programs"]
+        found |= {"program_machine": machine_block(programs)} | report.programs_blocks(rows)
+        found["program_targets"] = targets_block(targets.programs_targets(rows))
     if grids:
         found |= report.grid_blocks(grids) | {"grid_overview": report.overview_block(grids)}
         found["grid_machine"] = "\n".join(

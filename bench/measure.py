@@ -27,8 +27,8 @@ from . import frameworks
 from .case import AUTOGRAD, IDLE, OTHER_CALLS, RANDOM, WHOLE, Case
 from .frameworks import Call
 from .machine import seconds_of_others
-from .results import AWAKE, NUMPY, OWN, SCIPY, TORCH, Failure, Growth, Row
-from .sides import Comparison, call_small_first, compared, rowwise
+from .results import AWAKE, ESTIMATE, NUMPY, ONEDNN, OWN, SCIPY, TORCH, Failure, Growth, Row
+from .sides import Comparison, call_small_first, compared, programs, rowwise
 
 #: Least seconds for which a side is called before it is timed.
 WARM_UP = 0.015
@@ -47,11 +47,13 @@ LONG = 0.1
 IDLE_SECONDS, IDLE_CALLS = 0.02, 21
 #: Number of calls right after an operation by PyTorch's threads, and seconds after which no such call begins.
 AWAKE_CALLS, AWAKE_SECONDS = 41, 2.0
+#: Number of calls of a program, and how many of them are not timed.
+PROGRAM_CALLS, FIRST_CALLS = 20, 6
 #: Cores that others may keep busy during a case. If they use more, the case is measured again after all others.
 TOLERATED = 0.1
 
 #: The sides whose lead makes a case low.
-RIVALS = (*NUMPY, *SCIPY, *TORCH)
+RIVALS = (*NUMPY, *SCIPY, *TORCH, *ONEDNN)
 
 
 class Repeats(NamedTuple):
@@ -145,7 +147,9 @@ def measure(case: Case, num_threads: int) -> Row:
         limits = {name: call for name, (call, _) in comparison.limits.items()}
         comparison.before_timing()
         start, others = time.perf_counter(), seconds_of_others()
-        if case.mode == IDLE:
+        if case.place:
+            seconds = in_programs(calls, programs.work_before(case.place), repeats_of(case).turns)
+        elif case.mode == IDLE:
             seconds = single_calls(calls | limits, lambda: time.sleep(IDLE_SECONDS), IDLE_CALLS)
         else:
             seconds = least_in_turns(calls, limits, first, repeats_of(case).turns, PAUSE if case.dim is None else 0.0)
@@ -156,6 +160,8 @@ def measure(case: Case, num_threads: int) -> Row:
         others = (seconds_of_others() - others) / (time.perf_counter() - start)
     for name, (_, factor) in comparison.limits.items():
         seconds[name] *= factor
+    if comparison.estimated_ns is not None:
+        seconds[ESTIMATE] = comparison.estimated_ns * 1e-9
     return Row(case, seconds, max(0.0, others))
 
 
@@ -259,6 +265,24 @@ def single_calls(calls: dict[str, Call], before: Call, count: int, most_seconds:
             before()
             times[name].append(_timed(call, 1))
     return {name: statistics.median(measured) for name, measured in times.items()}
+
+
+def in_programs(calls: dict[str, Call], before: Call, turns: int) -> dict[str, float]:
+    """Return the seconds of a call in a program that does something before each call: the least median of all turns.
+
+    Each turn of a side is a program of its own, whose first calls are not timed: by then threads are where the program
+    leaves them.
+    """
+    random, least = np.random.default_rng(0), dict.fromkeys(calls, math.inf)
+    for _ in range(turns):
+        for name in random.permutation(list(calls)).tolist():
+            time.sleep(PAUSE)
+            times = []
+            for _ in range(PROGRAM_CALLS):
+                before()
+                times.append(_timed(calls[name], 1))
+            least[name] = min(least[name], statistics.median(times[FIRST_CALLS:]))
+    return least
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------

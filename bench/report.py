@@ -17,14 +17,19 @@ from .case import (
     LAYOUTS,
     MASKED,
     OUT,
+    ROWWISE,
+    STRANGE,
     Case,
+    kind_of,
     layout_text,
 )
 from .cases import OPERATORS, ROWWISE_LAYOUTS
 from .results import (
     ARRAYS,
     AWAKE,
+    ESTIMATE,
     NUMPY,
+    ONEDNN,
     OWN,
     PRODUCTS,
     SCIPY,
@@ -42,10 +47,10 @@ from .tables import DASH, milliseconds, percent, table, times
 from .targets import LARGE_VOCABULARY
 
 #: The sides of the tables of named cases: of the row-wise and of the linear operators.
-ROWWISE_SIDES = (*NUMPY, "torch", "jax")
+ROWWISE_SIDES = (*NUMPY, "torch", *ONEDNN, "jax")
 LINEAR_SIDES = (UNFILTERED, "numpy", *TORCH)
 #: The sides of random problems, by the titles of their columns.
-RIVALS = {"NumPy": NUMPY, "NumPy, widened": WIDENED, "SciPy": SCIPY, "torch": TORCH}
+RIVALS = {"NumPy": NUMPY, "NumPy, widened": WIDENED, "SciPy": SCIPY, "torch": TORCH, "oneDNN": ONEDNN}
 LOSS_RIVALS = {name: RIVALS[name] for name in ("NumPy", "NumPy, widened", "torch")}
 VARIANT_RIVALS = {name: RIVALS[name] for name in ("NumPy", "torch")}
 #: Groups of limits. The fastest limit of each group counts, and a call is subject to all groups.
@@ -55,6 +60,8 @@ BEHIND, FAR_BEHIND = 1.0, 0.9
 #: Share of a limit of the machine from which on a call counts as limited by the machine.
 AT_THE_LIMIT = 0.85
 WORST = 25
+#: Factors between estimated and measured times within which estimates are counted.
+NEAR, FAR = 1.5, 2.5
 NOT_BY_VARIANT = "These results have no cases of 16 bits on each variant of the CPU, which the benchmark got later."
 CAPTION = 'Means are geometric; "widened" is NumPy on float32 copies of 16-bit arrays, made beforehand.\n'
 #: The captions of the tables that have one, by name of the block.
@@ -67,10 +74,19 @@ CAPTIONS = {
         "Linear problems of 16 bits on each variant of the CPU, beside PyTorch's own bfloat16 and float16 (geometric "
         "means and shares, as above):"
     ),
+    "grid_estimates": (
+        "Estimates, by which plans are chosen, over measured times: the median, and the shares within a factor "
+        f"{NEAR:g} and {FAR:g}:"
+    ),
+    "program_rows": (
+        "Times in ms with the default number of threads, and how many times as long it takes with the best explicit "
+        "number, and PyTorch:"
+    ),
     "grid_lost": "More than a tenth behind NumPy, and not at a limit of the machine (times in ms, here and below):",
     "grid_worst_numpy": "Lowest against NumPy (*: at a limit of the machine):",
     "grid_worst_widened": "Lowest against NumPy on float32 copies of 16-bit arrays, made beforehand:",
     "grid_worst_torch": "Lowest against torch:",
+    "grid_worst_onednn": "Lowest against oneDNN:",
     "loss_rows": "Times in ms, and how many times as long others take (*: at a limit of the machine):",
     "loss_lost": "Where NumPy or PyTorch is faster:",
     "loss_drawn": (
@@ -117,7 +133,8 @@ def _captioned(tables: Mapping[str, str]) -> dict[str, str]:
 
 def rowwise_rows(rows: Sequence[Row]) -> str:
     """Make a table with a line for every case: our time, then the others' times as multiples of ours."""
-    return _rows(rows, _name("case"), OWN_MS, *(_ratio(side, side) for side in ROWWISE_SIDES), OF_STREAM)
+    sides = [side for side in ROWWISE_SIDES if any(side in row.seconds for row in rows)]
+    return _rows(rows, _name("case"), OWN_MS, *(_ratio(side, side) for side in sides), OF_STREAM)
 
 
 def rowwise_lost(rows: Sequence[Row]) -> str:
@@ -274,9 +291,30 @@ def grid_groups(grids: Sequence[Results]) -> dict[str, list[Row]]:
     families = {title: [row for grid in grids for row in grid[key]] for title, key in FAMILIES.items()}
     for title, part in families.items():
         found |= {title: part} | _by(part, "dtype", DTYPES, f"{title}, ")
-    found |= _by(families["row-wise"], "arrangement", LAYOUTS, "row-wise, ")
+    found |= _by_layout(families["row-wise"], "row-wise, ")
     found |= _by(rows, "operator", OPERATORS)
     return {title: part for title, part in found.items() if part}
+
+
+def _by_layout(rows: Sequence[Row], title: str = "") -> dict[str, list[Row]]:
+    """Return groups of the rows by the layout of the inputs, without numbers."""
+    return {
+        f"{title}{layout}": [row for row in rows if kind_of(row.case.arrangement) == layout]
+        for layout in (*LAYOUTS, *STRANGE)
+    }
+
+
+def estimates_block(rows: Sequence[Row]) -> str:
+    """Make a table of estimated over measured times, for every operator and layout."""
+    rows = [row for row in rows if ESTIMATE in row.seconds]
+    lines = []
+    for title, part in ({"all": rows} | _by(rows, "operator", ROWWISE) | _by_layout(rows)).items():
+        ratios = [row.seconds[ESTIMATE] / row.own for row in part]
+        if ratios:
+            shares = [sum(max(ratio, 1 / ratio) <= factor for ratio in ratios) / len(ratios) for factor in (NEAR, FAR)]
+            lines.append([title, str(len(ratios)), times(statistics.median(ratios)), *map(percent, shares)])
+    header = ["estimate / measured", "problems", "median", f"within {NEAR:g}", f"within {FAR:g}"]
+    return table(header, lines) if lines else "These results have no estimates, which the benchmark got later.\n"
 
 
 #: The families of random problems, and the names of their sections of the results.
@@ -304,6 +342,9 @@ def summary_table(
 
     ``rivals`` has the names of each rival's sides, and ``own`` our side in each group, if that is not `OWN`.
     """
+    sides = {side for rows in groups.values() for row in rows for side in row.seconds}
+    # oneDNN takes part where it is installed.
+    rivals = {rival: names for rival, names in rivals.items() if names != ONEDNN or sides & {*ONEDNN}}
     header = ["rival's time / ours", "problems"]
     for rival in rivals:
         header += [rival, f"< {BEHIND:g}", f"< {FAR_BEHIND:g}"]
@@ -356,23 +397,52 @@ def grid_lost(rows: Sequence[Row]) -> str:
 def _table_of_times(items: Sequence[tuple[float, Row]], names: Sequence[str], count: int | None = None) -> str:
     """Make a table of the problems with the lowest ratios to some sides, with the times of all sides."""
     rows = [row for _, row in sorted(items, key=lambda item: item[0])[:count]]
-    columns = (_ms(rival, *sides) for rival, sides in RIVALS.items())
+    columns = (
+        _ms(rival, *sides)
+        for rival, sides in RIVALS.items()
+        if sides != ONEDNN or any(row.best(*sides) for row in rows)
+    )
     return _rows(rows, _name("problem"), _ratio("ratio", *names), OWN_MS, *columns, OF_LIMIT)
 
 
 def grid_blocks(grids: Sequence[Results]) -> dict[str, str]:
     """Make all tables of random problems, by name of the block."""
     rows = [row for grid in grids for row in grid.rows]
+    of_onednn = {"grid_worst_onednn": worst_block(rows, ONEDNN)} if _ratios(rows, ONEDNN) else {}
     return _captioned(
         {
             "grid_summary": summary_table(grid_groups(grids), RIVALS),
             "grid_variants": variants_block([row for grid in grids for row in grid["linear"]]),
+            "grid_estimates": estimates_block(rows),
             "grid_lost": grid_lost(rows),
             "grid_worst_numpy": worst_block(rows, NUMPY),
             "grid_worst_widened": worst_block(rows, WIDENED),
             "grid_worst_torch": worst_block(rows, TORCH),
+            **of_onednn,
         }
     )
+
+
+# ---- programs --------------------------------------------------------------------------------------------------------
+
+
+def with_threads(row: Row) -> list[str]:
+    """Return our sides with explicit numbers of threads."""
+    return [side for side in row.seconds if side.startswith(f"{OWN},")]
+
+
+def programs_rows(rows: Sequence[Row]) -> str:
+    """Make a table of calls in programs: the default number of threads, the best explicit number, and PyTorch."""
+
+    def best(row: Row) -> str:
+        return min(with_threads(row), key=row.seconds.__getitem__).removeprefix(f"{OWN}, ")
+
+    explicit = "best explicit / default", lambda row: times(row.speedup(*with_threads(row)))
+    return _rows(rows, _name("call"), OWN_MS, ("best explicit", best), explicit, _ratio("torch", "torch"))
+
+
+def programs_blocks(rows: Sequence[Row]) -> dict[str, str]:
+    return _captioned({"program_rows": programs_rows(rows)})
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------

@@ -17,12 +17,16 @@ DIRECT = "direct"
 ARRAYS = "arrays"
 #: Name of the side that is this library without the filter.
 UNFILTERED = "unfiltered"
-#: Names of the rivals' sides. `NUMPY` names formulas that a NumPy user would write. `WIDENED` names the same formulas
+#: Name of the estimate of a call's time, by which its plan was chosen.
+ESTIMATE = "estimate"
+#: Names of the rivals' sides. `NUMPY` names formulas that a NumPy user would write, the last one with copies of strided
+#: arrays. `WIDENED` names the same formulas
 #: on float32 copies of 16-bit arrays, which are made beforehand.
-NUMPY = ("numpy", "numpy dot")
+NUMPY = ("numpy", "numpy dot", "numpy dense")
 WIDENED = ("numpy widened", "numpy dot widened")
 SCIPY = ("scipy",)
 TORCH = ("torch", "torch chunked")
+ONEDNN = ("oneDNN",)
 #: Names of the limits that the machine sets: additions with the memory traffic of a call, with ordinary and with
 #: non-temporal stores; the products of a linear problem at the rate of a square product in BLAS.
 STREAM = ("stream", "stream non-temporal")
@@ -41,6 +45,11 @@ FOLDER = Path(__file__).resolve().parent / "results"
 def side_of(variant: str) -> str:
     """Return the name of the side that is this library on a forced variant."""
     return f"{OWN} {variant}"
+
+
+def side_with_threads(count: int) -> str:
+    """Return the name of the side that is this library with an explicit number of threads."""
+    return f"{OWN}, {count} thread{'s' if count > 1 else ''}"
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from .case import (
     MAX_SUM,
     NARROW_DTYPES,
     OUT,
+    PLACES,
     TOP_K,
     WHOLE,
     Case,
@@ -291,6 +292,28 @@ def tensors_targets(results: Results) -> list[Target]:
         measured = ratio_text(min(ratios)) if ratios else DASH
         targets.append(Target(text, f"≥ {ratio_text(least)}", measured, min(ratios) >= least if ratios else None))
     return targets
+
+
+# ---- programs --------------------------------------------------------------------------------------------------------
+
+
+def programs_targets(rows: Sequence[Row]) -> list[Target]:
+    """Compare the default number of threads with the best explicit one, and with PyTorch, in every place."""
+    torch = against("torch")
+
+    def explicit(row: Row) -> float | None:
+        return row.speedup(*(side for side in row.seconds if side.startswith(f"{OWN},")))
+
+    return [
+        at_least("default number of threads, speed of the best explicit one: a tenth slower", 1 / 1.1, rows, explicit),
+        at_least("the same at worst", 1 / 1.3, rows, explicit),
+        at_least("every call, against torch in the same place", 0.9, rows, torch),
+        *(_mean(f"geometric mean {place}, against torch", 1.3, rows, _in_place(place)) for place in PLACES),
+    ]
+
+
+def _in_place(place: str) -> Condition:
+    return lambda case: case.place == place
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------

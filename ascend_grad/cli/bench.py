@@ -43,7 +43,12 @@ with PyTorch's forward and backward. Then it times the linear loss with options 
 log-probabilities, and the loss compiled by JAX: "relative speed" is the time of the plain loss, of the statistics or of
 the call of arrays, as a fraction of the time of the call. About ten minutes, up to 3 GB.
 
+--programs times calls in programs that do something else before each call: a product in NumPy or PyTorch, work in
+Python, a pause. It compares the default number of threads with explicit numbers, and with PyTorch in the same place.
+About five minutes.
+
 --grid COUNT draws random problems: operators, ranks, shapes, dims, layouts in memory, dtypes, the place of the result.
+Half of the row-wise problems have strange layouts: steps, one column of several, permuted axes, stride 0.
 A measurement is the least time of several turns. Every problem is measured twice, with other problems in between, and
 up to four times if a rival was faster, or if other processes disturbed it; the best measurement of each side is kept.
 "of the limit" is the fraction of the speed of memory, or of a product in BLAS. 300 problems take about a quarter of an
@@ -60,11 +65,17 @@ examples:
   ascend-grad bench --losses --filter smoothing
   ascend-grad bench --grid 300 --seed 1 --json grid.json --plot grid.svg
   ascend-grad bench --grid 100 --operators softmax log_softmax --max-elements 10000
+  ascend-grad bench --grid 300 --operators rowwise --layouts strange
+  ascend-grad bench --programs
   ascend-grad bench --accuracy
 """
 
+#: Names of the options that choose what is measured, other than the speed of the row-wise operators.
+SUITES = ("accuracy", "linear", "torch", "losses", "programs")
 #: Names of the two families of operators of random problems.
 GROUPS = ("rowwise", "linear")
+#: Names of the options of random problems.
+GRID_OPTIONS = ("seed", "operators", "max_elements", "layouts", "max_rows")
 
 STATUSES = exit_statuses(
     "everything was measured (no matter how fast it is)",
@@ -85,6 +96,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--linear", action="store_true", help="the linear operators in place of the row-wise ones")
     parser.add_argument("--torch", action="store_true", help="calls on PyTorch's tensors, with and without gradients")
     parser.add_argument("--losses", action="store_true", help="losses of logits and of linear layers, with options")
+    parser.add_argument("--programs", action="store_true", help="calls in programs that do something else before each")
     parser.add_argument("--accuracy", action="store_true", help="measure errors in place of times, some minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the speed to this file (needs matplotlib)")
@@ -105,27 +117,38 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-elements", type=int, metavar="N", help="bound for the size of row-wise problems (default: 4194304)"
     )
+    group.add_argument(
+        "--layouts",
+        choices=("plain", "strange"),
+        help="only these layouts of row-wise problems (default: half of each)",
+    )
+    group.add_argument(
+        "--max-rows", type=int, metavar="N", help="only linear problems with at most N rows or at most N classes"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     if not importlib.util.find_spec("ascend_grad.bench"):  # it is the folder bench/ of the sources
         raise CommandError("the benchmark needs the package to be installed, not only compiled: pip install .")
     from ..bench import charts, documents, machine
-    from ..bench.results import Results
+    from ..bench.results import ONEDNN, Results
+    from ..bench.sides import onednn
 
     _check(args)
     num_threads = thread_count(args.threads) or ag.get_num_threads()
-    suite = next((name for name in ("accuracy", "linear", "torch", "losses") if getattr(args, name)), "speed")
+    suite = next((name for name in SUITES if getattr(args, name)), "speed")
     suite = "grid" if args.grid is not None else {"torch": "tensors"}.get(suite, suite)
     failures: list[Failure] = []
     if suite == "accuracy":
         sections: dict[str, list] = {"accuracy": _measure_accuracy(args.filter, failures)}
     else:
         sections = _measure(_selected(suite, args), num_threads, failures)
-    if suite not in ("grid", "losses"):
+    if suite not in ("grid", "losses", "programs"):
         sections = {name: sections.get(name, []) for name in ("speed", "accuracy", "linear", "memory")}
     facts = {"count": args.grid, "seed": args.seed or 0} if suite == "grid" else {}
     results = Results(machine.describe(), num_threads, sections | {"failures": failures}, facts)
+    if any(side in row.seconds for row in results.rows for side in ONEDNN):
+        results.machine["oneDNN"] = onednn.version() or ""
 
     print(documents.machine_block(results))
     if any(sections.values()):
@@ -160,15 +183,18 @@ def _check(args: argparse.Namespace) -> None:
     if backend in REGISTRY and not (status := ag.backends()[backend]).usable:
         raise CommandError(f"backend {backend!r} is not usable: {status.reason}")
     _check_grid(args)
+    if args.programs and any(getattr(args, name) for name in SUITES if name != "programs"):
+        raise CommandError("--programs has cases of its own, without --linear, --torch, --losses and --accuracy")
     if args.accuracy and (args.linear or args.torch or args.losses):
         raise CommandError("--accuracy goes over all operators, without --linear, --torch and --losses")
     if args.linear and args.torch:
         raise CommandError("--torch has cases of its own, without --linear")
     if args.losses and (args.linear or args.torch):
         raise CommandError("--losses measures cases of the losses alone, without --linear and --torch")
-    if args.plot and (args.accuracy or args.linear or args.torch or args.losses):
+    if args.plot and any(getattr(args, name) for name in SUITES):
         raise CommandError(
-            "--plot draws the speed of the row-wise operators, not --accuracy, --linear, --torch or --losses"
+            "--plot draws the speed of the row-wise operators, not --accuracy, --linear, --torch, --losses or "
+            "--programs"
         )
     if args.torch:
         torch = frameworks.module("torch")
@@ -192,16 +218,24 @@ def _check(args: argparse.Namespace) -> None:
 
 def _check_grid(args: argparse.Namespace) -> None:
     if args.grid is None:
-        for option in ("seed", "operators", "max_elements"):
+        for option in GRID_OPTIONS:
             if getattr(args, option) is not None:
                 raise CommandError(f"--{option.replace('_', '-')} is for random problems, with --grid COUNT")
         return
-    if args.linear or args.losses or args.accuracy or args.quick:
-        raise CommandError("--grid draws its own problems, without --linear, --losses, --accuracy and --quick")
-    if args.grid < 1 or (args.seed or 0) < 0 or (args.max_elements or 4) < 4:
-        raise CommandError("--grid takes a count from 1 on, --seed a number from 0 on, --max-elements one from 4 on")
-    if args.update_readme and (args.operators or args.max_elements):
-        raise CommandError("--update-readme takes a full grid, without --operators and --max-elements")
+    if args.linear or args.losses or args.programs or args.accuracy or args.quick:
+        raise CommandError(
+            "--grid draws its own problems, without --linear, --losses, --programs, --accuracy and --quick"
+        )
+    least = {"seed": 0, "max_elements": 4, "max_rows": 1}
+    if args.grid < 1 or any((value := getattr(args, name)) is not None and value < least[name] for name in least):
+        raise CommandError(
+            "--grid takes a count from 1 on, --seed a number from 0 on, --max-elements one from 4 on, --max-rows one "
+            "from 1 on"
+        )
+    if args.update_readme and any(getattr(args, option) is not None for option in GRID_OPTIONS[1:]):
+        raise CommandError(
+            "--update-readme takes a full grid, without --operators, --max-elements, --layouts and --max-rows"
+        )
 
 
 def _selected(suite: str, args: argparse.Namespace) -> dict[str, list[Case]]:
@@ -209,7 +243,10 @@ def _selected(suite: str, args: argparse.Namespace) -> dict[str, list[Case]]:
     from ..bench import cases
 
     if suite == "grid":
-        drawn = cases.draw(args.grid, args.seed or 0, _operators(args), args.max_elements)
+        drawn = cases.draw(
+            *(args.grid, args.seed or 0, _operators(args)),
+            *(args.max_elements, args.layouts, args.max_rows),
+        )
         found = dict(zip(GROUPS, ([c for c in drawn if c.dim is not None], [c for c in drawn if c.dim is None])))
     elif suite == "tensors":
         both = cases.tensors(args.quick)

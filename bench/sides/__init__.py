@@ -25,6 +25,7 @@ from ..case import (
     MAX_SUM,
     NAMED,
     OUT,
+    PROGRAMS,
     RANDOM,
     TENSORS,
     WHOLE,
@@ -34,7 +35,7 @@ from ..case import (
 from ..cases import variants
 from ..frameworks import TOLERANCES, Call
 from ..results import DIRECT, NUMPY, OWN, PRODUCTS, STREAM, UNFILTERED, WIDENED, YARDSTICK, side_of
-from . import cross_entropy, linear, rowwise
+from . import cross_entropy, linear, programs, rowwise
 
 #: Bytes of arrays that do not stay in a core's own cache. Smaller ones have no limit by memory.
 SMALLEST_STREAM = 2**20
@@ -66,6 +67,8 @@ class Comparison:
         Whether PyTorch has to record operations for a backward pass.
     given : dict
         The arguments of a linear operator.
+    estimated_ns : float, optional
+        The estimate of our call's time.
     """
 
     calls: dict[str, Call]
@@ -75,10 +78,13 @@ class Comparison:
     before_timing: Callable[[], object] = lambda: None
     autograd: bool = False
     given: dict[str, Any] = field(default_factory=dict)
+    estimated_ns: float | None = None
 
 
 def compared(case: Case, num_threads: int) -> Comparison:
     """Prepare the sides of a case, all on the same arrays."""
+    if case.suite == PROGRAMS:
+        return _in_program(case, num_threads)
     if case.dim is not None:
         return _rowwise(case, num_threads)
     return _linear(case, num_threads) if case.has_rivals else _relative(case)
@@ -121,6 +127,7 @@ def _rowwise(case: Case, num_threads: int) -> Comparison:
         limits,
         before_timing,
         autograd=is_loss or case.suite == TENSORS,
+        estimated_ns=rowwise.estimated_ns(case, arrays) if case.suite == RANDOM else None,
     )
 
 
@@ -203,6 +210,15 @@ def _terms(case: Case, given: dict[str, Any]) -> tuple[float, ...]:
 def _relative(case: Case) -> Comparison:
     calls = linear.pair(case, linear_arguments(case))
     return Comparison(calls, lambda side, got, own: side == OWN or linear.calls_agree(case, own, got))
+
+
+def _in_program(case: Case, num_threads: int) -> Comparison:
+    calls, reset = programs.calls(case, num_threads)
+
+    def agree(side: str, got: Arrays, expected: Arrays) -> bool:
+        return all(frameworks.agree(a, b, case.dtype, 1.0) for a, b in zip(got, expected))
+
+    return Comparison(_present(calls), agree, reset, autograd=case.operator in (CROSS_ENTROPY, WHOLE))
 
 
 # ---- limits ----------------------------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ def torch_autograd(case: Case, operands: Operands) -> Call | None:
     PyTorch's function does not have, take its log-softmax.
     """
     (array,), out, arguments = operands
-    if frameworks.module("torch") is None or not frameworks.can_be_tensors((array, out)):
+    if frameworks.module("torch") is None or array.dtype != out.dtype or not frameworks.can_be_tensors((array, out)):
         return None
     assert case.dim is not None
     settings = {name: tensor(value) if isinstance(value, np.ndarray) else value for name, value in arguments.items()}

@@ -7,6 +7,7 @@ take part in the case. Views, compilation and scratch arrays are prepared before
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,11 +17,24 @@ import ascend_grad as ag
 from ascend_grad._rowwise_python import MASKED_LOGIT
 
 from .. import frameworks
-from ..arrays import Operands
-from ..case import AUTOGRAD, BACKWARD, FORWARD, FRESH, MASKED, MASKED_BACKWARD, OUT, RANDOM, Case, compute_dtype
+from ..arrays import Operands, is_dense
+from ..case import (
+    AUTOGRAD,
+    BACKWARD,
+    CROSS_ENTROPY,
+    FORWARD,
+    FRESH,
+    MASKED,
+    MASKED_BACKWARD,
+    OUT,
+    RANDOM,
+    Case,
+    compute_dtype,
+)
 from ..cases import SMALL
 from ..frameworks import Call, tensor
 from ..results import ARRAYS, OWN
+from .onednn import onednn
 
 #: The factor of the masked operators.
 SCALE = 0.125
@@ -44,6 +58,15 @@ def own_call(case: Case, inputs: tuple[Any, ...], out: Any) -> Call:
         g, y = inputs
         return (lambda: function(g, y, dim)) if fresh else (lambda: function(g, y, dim, out=out))
     return (lambda: function(*inputs, SCALE)) if fresh else (lambda: function(*inputs, SCALE, out=out))
+
+
+def estimated_ns(case: Case, operands: Operands) -> float | None:
+    """Return the estimate of the call's time, by which its plan is chosen."""
+    settings = {} if case.mode == FRESH else {"out": operands.out}
+    if case.operator == CROSS_ENTROPY:
+        return ag.explain(case.operator, *operands.inputs, axis=case.dim, **operands.loss, **settings).estimated_ns
+    last = SCALE if case.operator in MASKED else case.dim
+    return ag.explain(case.operator, *operands.inputs, last, **settings).estimated_ns
 
 
 def direct(case: Case, operands: Operands) -> Call | None:
@@ -117,7 +140,9 @@ _FORMULAS: dict[str, Callable[..., np.ndarray]] = {
 }
 
 
-def numpy_call(case: Case, operands: Operands, formula: Callable[..., Any], in_place: bool = False) -> Call:
+def numpy_call(
+    case: Case, operands: Operands, formula: Callable[..., Any], in_place: bool = False, dense: bool = False
+) -> Call:
     """Prepare a NumPy formula on the case's arrays. Arrays of another type or byte order are converted in the call.
 
     Parameters
@@ -129,10 +154,12 @@ def numpy_call(case: Case, operands: Operands, formula: Callable[..., Any], in_p
         one. It returns the result, or a loss and the result.
     in_place : bool
         Whether the formula is fastest if it overwrites a converted copy of the first input.
+    dense : bool
+        Whether strided arrays are copied as well.
     """
     inputs, out, _ = operands
     wide, dim = compute_dtype(case.dtype), case.dim
-    is_converted = [a.dtype not in (wide, bool) for a in inputs]
+    is_converted = [a.dtype not in (wide, bool) or (dense and not is_dense(a)) for a in inputs]
     if case.mode == FRESH:
         if not any(is_converted):
             return lambda: formula(*inputs, dim, None)
@@ -145,7 +172,7 @@ def numpy_call(case: Case, operands: Operands, formula: Callable[..., Any], in_p
         return fresh
     scratch = [np.empty_like(a, wide) if converted else a for a, converted in zip(inputs, is_converted)]
     result = out
-    if out.dtype != wide:
+    if out.dtype != wide or (dense and not is_dense(out)):
         result = scratch[0] if in_place and is_converted[0] else np.empty_like(scratch[0])
     if not any(is_converted) and result is out:
         return lambda: formula(*scratch, dim, out)
@@ -174,6 +201,13 @@ def numpy_dot(case: Case, operands: Operands) -> Call | None:
     return numpy_call(case, operands, _softmax_backward_by_dot) if case.operator == "softmax_backward" else None
 
 
+def numpy_dense(case: Case, operands: Operands) -> Call | None:
+    """Prepare the formula on dense copies of strided arrays, which can save more than the copies take."""
+    if case.suite != RANDOM or all(map(is_dense, (*operands.inputs, operands.out))):
+        return None
+    return numpy_call(case, operands, _FORMULAS[case.operator], dense=True)
+
+
 def scipy_function(case: Case, operands: Operands) -> Call | None:
     """Prepare SciPy's function, which always makes a new array, for random problems."""
     special = frameworks.module("scipy.special")
@@ -198,6 +232,9 @@ def torch_kernels(case: Case, operands: Operands) -> Call | None:
     torch = frameworks.module("torch")
     if torch is None or not frameworks.can_be_tensors((*operands.inputs, operands.out)):
         return None
+    is_plain = all(a.flags.c_contiguous for a in (*operands.inputs, operands.out))
+    if case.mode != FRESH and not (is_plain and operands.out.dtype == operands.inputs[0].dtype):
+        return _torch_copied(case, operands)
     first, *others = (tensor(array) for array in operands.inputs)
     dtype, dim = first.dtype, case.dim
     out = None if case.mode == FRESH else tensor(operands.out)
@@ -226,9 +263,19 @@ def torch_kernels(case: Case, operands: Operands) -> Call | None:
 
     def masked_forward() -> Any:
         scaled = torch.mul(first, SCALE, out=out).masked_fill_(mask, MASKED_LOGIT)
-        return torch._softmax(scaled, dim, False, out=scaled)
+        return torch._softmax(scaled, dim, False, out=scaled if scaled.is_contiguous() else None)
 
     return masked_forward
+
+
+def _torch_copied(case: Case, operands: Operands) -> Call:
+    """Prepare PyTorch's kernels with new results, which are then copied into a strided array.
+
+    The private functions compute wrong values if such an array is their `out`. The public ones make this copy, too.
+    """
+    compute, out = torch_kernels(replace(case, mode=FRESH), operands), tensor(operands.out)
+    assert compute is not None
+    return lambda: out.copy_(compute())
 
 
 # ---- JAX -------------------------------------------------------------------------------------------------------------
@@ -263,8 +310,10 @@ SIDES: Sides = {
     OWN: ascend_grad,
     "numpy": numpy_formula,
     "numpy dot": numpy_dot,
+    "numpy dense": numpy_dense,
     "scipy": scipy_function,
     "torch": torch_kernels,
+    "oneDNN": onednn,
     "jax": jax_jitted,
 }
 

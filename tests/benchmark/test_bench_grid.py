@@ -17,7 +17,7 @@ from ascend_grad.bench import arrays, case, cases, charts, documents, frameworks
 from ascend_grad.bench import report as tables
 from ascend_grad.bench.case import IN_PLACE, LAYOUTS, LINEAR_MODES, MASKED, MAX_SUM, RANDOM, WHOLE, Case
 from ascend_grad.bench.measure import DisagreementError
-from ascend_grad.bench.results import NUMPY, OWN, PRODUCTS, STREAM, TORCH, Failure, Results, Row, side_of
+from ascend_grad.bench.results import ESTIMATE, NUMPY, OWN, PRODUCTS, STREAM, TORCH, Failure, Results, Row, side_of
 from ascend_grad.cli.main import main
 
 
@@ -54,9 +54,10 @@ def test_everything_occurs_in_a_few_hundred_problems():
     assert {problem.operator for problem in drawn} == set(cases.OPERATORS)
     for part in (rowwise, linear):
         assert {problem.dtype for problem in part} == set(DTYPES)
-    for problem in ("arrangement", "out_arrangement"):
-        missing = {case.BROADCAST} if problem == "out_arrangement" else set()
-        assert {getattr(p, problem) for p in rowwise} == set(LAYOUTS) - missing
+    kinds = {*LAYOUTS, *case.STRANGE}
+    assert {case.kind_of(problem.arrangement) for problem in rowwise} == kinds
+    repeated = {case.BROADCAST, case.FIRST_STRIDE_0, case.ALL_STRIDE_0}
+    assert {case.kind_of(problem.out_arrangement) for problem in rowwise} == kinds - repeated
     assert {problem.mode for problem in rowwise} == {"fresh", "out", IN_PLACE}
     assert {len(problem.shape) for problem in rowwise} == set(range(1, 9))
     assert {(a.dtype, a.out_dtype) for a in rowwise} == {(a, b) for a in DTYPES for b in DTYPES}
@@ -69,6 +70,20 @@ def test_sizes_are_bounded():
     assert all(math.prod(problem.shape) < 2000 for problem in cases.draw(200, 0, case.ROWWISE, 1000))
     for problem in cases.draw(200, 0, case.LINEAR):
         assert math.prod(problem.shape) <= cases.MAX_PRODUCT
+
+
+def test_layouts_are_chosen():
+    plain, strange = (cases.draw(60, 0, case.ROWWISE, layouts=layouts) for layouts in ("plain", "strange"))
+    assert {problem.arrangement for problem in plain} <= set(LAYOUTS)
+    assert {case.kind_of(problem.arrangement) for problem in strange} == set(case.STRANGE)
+    # Half of the problems are plain, with the same seeds.
+    assert 15 < sum(problem in plain for problem in cases.draw(60, 0, case.ROWWISE)) < 45
+
+
+def test_linear_problems_with_few_rows_or_classes():
+    shapes = [problem.shape for problem in cases.draw(200, 0, case.LINEAR, max_rows=100)]
+    assert all(min(rows, classes) <= 100 for rows, classes, _ in shapes)
+    assert max(rows for rows, _, _ in shapes) > 1000 < max(classes for _, classes, _ in shapes)
 
 
 def test_names_tell_problems_apart():
@@ -114,6 +129,30 @@ def test_layouts_are_what_their_names_say():
     }
 
 
+def test_strange_layouts_are_what_their_names_say():
+    values = np.arange(60, dtype=np.float32).reshape(3, 4, 5)
+    strides = {
+        "steps of 3": (60, 15, 3),
+        "one column of 4": (80, 20, 4),
+        "axes in order 2 0 1": (4, 1, 12),
+        "first with stride 0 along 1": (5, 0, 1),
+        "all with stride 0 along 0 2": (0, 1, 0),
+    }
+    for layout, steps in strides.items():
+        found = arrays.arranged(values, layout, 1)
+        assert found.shape == values.shape
+        assert tuple(step // 4 for step in found.strides) == steps
+        assert arrays.is_dense(found) == (layout == "axes in order 2 0 1")
+        if "stride 0" not in layout:
+            np.testing.assert_array_equal(found, values)
+
+
+@pytest.mark.parametrize(("layout", "count"), [(case.FIRST_STRIDE_0, 1), (case.ALL_STRIDE_0, 2)])
+def test_operands_with_stride_0(layout, count):
+    inputs = arrays.operands(rowwise(arrangement=f"{layout} 1")).inputs
+    assert sum(array.strides[1] == 0 for array in inputs) == count
+
+
 # ---- measuring -------------------------------------------------------------------------------------------------------
 
 
@@ -127,6 +166,19 @@ def test_rowwise_sides_agree(operator, dtype, layout, mode, hasty):
     found = measure.measure(rowwise(operator, dtype, arrangement=layout, mode=mode), 1)
     assert set(NUMPY[: 2 if operator == "softmax_backward" else 1]) < set(found.seconds)
     assert ("numpy widened" in found.seconds) == (dtype in ("float16", "bfloat16"))
+
+
+@pytest.mark.parametrize("problem", cases.draw(70, 0, case.ROWWISE, 60, "strange"), ids=lambda problem: problem.name)
+def test_sides_agree_in_strange_layouts(problem, hasty):
+    found = measure.measure(problem, 1)
+    strided = not all(map(arrays.is_dense, [*(made := arrays.operands(problem)).inputs, made.out]))
+    assert ("numpy dense" in found.seconds) == (strided and problem.operator != case.CROSS_ENTROPY)
+
+
+@pytest.mark.parametrize("operator", case.ROWWISE)
+@pytest.mark.parametrize("mode", ["fresh", "out", IN_PLACE])
+def test_estimates_are_kept(operator, mode, hasty):
+    assert 0 < measure.measure(rowwise(operator, mode=mode), 1).seconds[ESTIMATE] < 1e-3
 
 
 @pytest.mark.parametrize("operator", case.ROWWISE)
@@ -268,6 +320,32 @@ def test_the_summary_counts_what_is_lost(sample):
     assert lines["softmax"][0] == "1"
     assert "seed 7" not in lines
     assert "seed 8" in tables.grid_groups([sample, replace(sample, facts={"seed": 8})])
+
+
+def test_onednn_has_a_column_where_it_takes_part(sample):
+    def titles(results):
+        return tables.summary_table(tables.grid_groups([results]), tables.RIVALS).splitlines()[0]
+
+    assert "oneDNN" not in titles(sample)
+    assert "oneDNN" not in tables.worst_block(sample.rows, NUMPY)
+    sample.rows[0].seconds["oneDNN"] = 2.0
+    assert "oneDNN" in titles(sample)
+    assert "| oneDNN |" in tables.worst_block(sample.rows, NUMPY)
+    assert "grid_worst_onednn" in tables.grid_blocks([sample])
+
+
+def test_estimates_have_a_table(sample):
+    assert tables.estimates_block(sample.rows).startswith("These results have no estimates")
+    steps = rowwise("softmax", arrangement="steps of 3")
+    rows = [row(1.0, case=problem, **{ESTIMATE: estimate}) for problem, estimate in zip([rowwise(), steps], [0.5, 3])]
+    lines = tables.estimates_block([*rows, *sample.rows]).splitlines()[2:]
+    assert [[cell.strip() for cell in line.strip("|").split("|")] for line in lines] == [
+        ["all", "2", "1.75×", "0 %", "50 %"],
+        ["softmax_backward", "1", "0.50×", "0 %", "100 %"],
+        ["softmax", "1", "3.00×", "0 %", "0 %"],
+        ["C order", "1", "0.50×", "0 %", "100 %"],
+        ["steps of", "1", "3.00×", "0 %", "0 %"],
+    ]
 
 
 def test_variants_have_a_table(sample):

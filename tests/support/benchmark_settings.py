@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from ascend_grad.bench import measure, results, sides
 from ascend_grad.bench.measure import Repeats
+from ascend_grad.bench.sides import onednn, programs
 
 
 def hurry(monkeypatch) -> None:
-    """Make turns a few microseconds long, and products small."""
+    """Make turns a few microseconds long, and products small. Leave out oneDNN, whose driver takes a compiler."""
     for name in ("WARM_UP", "TURN", "LOOP", "PAUSE", "IDLE_SECONDS"):
         monkeypatch.setattr(measure, name, 1e-6)
-    for name in ("IDLE_CALLS", "AWAKE_CALLS"):
+    for name in ("IDLE_CALLS", "AWAKE_CALLS", "PROGRAM_CALLS"):
         monkeypatch.setattr(measure, name, 2)
+    monkeypatch.setattr(measure, "FIRST_CALLS", 1)
+    monkeypatch.setattr(programs, "PRODUCT_SIZE", 8)
+    monkeypatch.setattr(onednn, "driver", lambda: None)
     for name in ("NAMED_REPEATS", "RANDOM_REPEATS"):
         monkeypatch.setattr(measure, name, Repeats(2, 1, 1))
     monkeypatch.setattr(measure, "seconds_of_others", lambda: 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -12,16 +13,20 @@ from cross_entropy_oracles import expected
 
 from ascend_grad.bench import arrays, cases, documents, frameworks, measure
 from ascend_grad.bench.case import (
+    AFTER_TORCH,
     AUTOGRAD,
     BACKWARD,
     BROADCAST,
+    BYTE_SWAPPED,
     C_ORDER,
     CROSS_ENTROPY,
     FORWARD,
     LAYOUTS,
     LINEAR_MODES,
     LOGITS_OPTIONS,
+    NEGATIVE_STEPS,
     RANDOM,
+    ROWWISE,
     TENSORS,
     WHOLE,
     Case,
@@ -73,6 +78,23 @@ def test_torch_takes_part_in_random_problems_where_it_can_express_a_layout(opera
     for layout in LAYOUTS:
         found = measure.measure(replace(problem, arrangement=layout), 1)
         assert ("torch" in found.seconds) == (layout not in ("negative steps", "byte-swapped"))
+
+
+@pytest.mark.parametrize("problem", cases.draw(120, 0, ROWWISE[:-1], 300), ids=lambda problem: problem.name)
+def test_torch_takes_part_in_every_layout_without_negative_steps(problem):
+    """PyTorch's private functions would write wrong values into a strided `out`, and then take no part."""
+    impossible = {NEGATIVE_STEPS, BYTE_SWAPPED} & {problem.arrangement, problem.out_arrangement}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert (TORCH in measure.measure(problem, 1).seconds) == (not impossible)
+
+
+@pytest.mark.parametrize(
+    "call", [call for call in cases.programs() if call.place == AFTER_TORCH], ids=lambda call: call.name
+)
+def test_torch_takes_part_in_programs(call):
+    shape = (3, 4, 5) if call.dim is None else (3, 5)
+    assert {OWN, TORCH} < set(measure.measure(replace(call, shape=shape), 2).seconds)
 
 
 @pytest.mark.parametrize("options", ["", *LOGITS_OPTIONS])
