@@ -62,6 +62,9 @@ AT_THE_LIMIT = 0.85
 WORST = 25
 #: Factors between estimated and measured times within which estimates are counted.
 NEAR, FAR = 1.5, 2.5
+#: Least seconds of a call whose estimate is compared. Shorter calls mostly check arguments, which no plan changes.
+LEAST_ESTIMATED = 20e-6
+NO_ESTIMATES = "These results have no estimates of such calls, which the benchmark got later."
 NOT_BY_VARIANT = "These results have no cases of 16 bits on each variant of the CPU, which the benchmark got later."
 CAPTION = 'Means are geometric; "widened" is NumPy on float32 copies of 16-bit arrays, made beforehand.\n'
 #: The captions of the tables that have one, by name of the block.
@@ -75,8 +78,8 @@ CAPTIONS = {
         "means and shares, as above):"
     ),
     "grid_estimates": (
-        "Estimates, by which plans are chosen, over measured times: the median, and the shares within a factor "
-        f"{NEAR:g} and {FAR:g}:"
+        "Estimates, by which plans are chosen, over measured times, for row-wise problems that take at least "
+        f"{1e6 * LEAST_ESTIMATED:g} µs: the median, and the shares within a factor {NEAR:g} and {FAR:g}:"
     ),
     "program_rows": (
         "Times in ms with the default number of threads, and how many times as long it takes with the best explicit "
@@ -306,7 +309,7 @@ def _by_layout(rows: Sequence[Row], title: str = "") -> dict[str, list[Row]]:
 
 def estimates_block(rows: Sequence[Row]) -> str:
     """Make a table of estimated over measured times, for every operator and layout."""
-    rows = [row for row in rows if ESTIMATE in row.seconds]
+    rows = [row for row in rows if ESTIMATE in row.seconds and row.own >= LEAST_ESTIMATED]
     lines = []
     for title, part in ({"all": rows} | _by(rows, "operator", ROWWISE) | _by_layout(rows)).items():
         ratios = [row.seconds[ESTIMATE] / row.own for row in part]
@@ -314,7 +317,7 @@ def estimates_block(rows: Sequence[Row]) -> str:
             shares = [sum(max(ratio, 1 / ratio) <= factor for ratio in ratios) / len(ratios) for factor in (NEAR, FAR)]
             lines.append([title, str(len(ratios)), times(statistics.median(ratios)), *map(percent, shares)])
     header = ["estimate / measured", "problems", "median", f"within {NEAR:g}", f"within {FAR:g}"]
-    return table(header, lines) if lines else "These results have no estimates, which the benchmark got later.\n"
+    return table(header, lines) if lines else f"{NO_ESTIMATES}\n"
 
 
 #: The families of random problems, and the names of their sections of the results.

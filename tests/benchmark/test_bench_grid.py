@@ -338,6 +338,7 @@ def test_estimates_have_a_table(sample):
     assert tables.estimates_block(sample.rows).startswith("These results have no estimates")
     steps = rowwise("softmax", arrangement="steps of 3")
     rows = [row(1.0, case=problem, **{ESTIMATE: estimate}) for problem, estimate in zip([rowwise(), steps], [0.5, 3])]
+    rows.append(Row(steps, {OWN: 1e-6, ESTIMATE: 1e-7}))
     lines = tables.estimates_block([*rows, *sample.rows]).splitlines()[2:]
     assert [[cell.strip() for cell in line.strip("|").split("|")] for line in lines] == [
         ["all", "2", "1.75×", "0 %", "50 %"],
