@@ -137,10 +137,9 @@ def operands(case: Case) -> Operands:
     Only the first of two inputs is broadcast, as gradients of sums are, unless the layout says that all are.
     """
     assert case.dim is not None
-    dtype, layout = numpy_dtype(case.dtype), case.arrangement or C_ORDER
-    first, *others = (a.astype(dtype, copy=False) for a in values(case.operator, case.shape, case.dim))
-    layout_of_others = C_ORDER if kind_of(layout) in (BROADCAST, FIRST_STRIDE_0) else layout
-    inputs = [arranged(first, layout, case.dim), *(arranged(a, layout_of_others, case.dim) for a in others)]
+    dtype, (*layouts, out_layout) = numpy_dtype(case.dtype), _layouts(case)
+    found = (a.astype(dtype, copy=False) for a in values(case.operator, case.shape, case.dim))
+    inputs = [arranged(a, layout, case.dim) for a, layout in zip(found, layouts)]
     if case.operator in MASKED:
         # The mask is the same for all heads, and masks three of ten positions.
         batch, _, *rest = case.shape
@@ -149,7 +148,26 @@ def operands(case: Case) -> Operands:
     if case.mode == IN_PLACE:
         return Operands(tuple(inputs), inputs[0], loss)
     empty = np.zeros(case.shape, numpy_dtype(case.out_dtype or case.dtype))
-    return Operands(tuple(inputs), arranged(empty, case.out_arrangement or C_ORDER, case.dim), loss)
+    return Operands(tuple(inputs), arranged(empty, out_layout, case.dim), loss)
+
+
+def widened(case: Case, operands: Operands) -> Operands:
+    """Convert the arrays of a row-wise case to float32, in their layouts, and in native byte order."""
+    assert case.dim is not None
+    dim, layouts = case.dim, [C_ORDER if layout == BYTE_SWAPPED else layout for layout in _layouts(case)]
+
+    def wide(array: np.ndarray, layout: str) -> np.ndarray:
+        return array if array.dtype == bool else arranged(array.astype(np.float32), layout, dim)
+
+    *inputs, out = map(wide, (*operands.inputs, operands.out), (*layouts[: len(operands.inputs)], layouts[-1]))
+    return Operands(tuple(inputs), out, operands.loss)
+
+
+def _layouts(case: Case) -> tuple[str, str, str]:
+    """Return the layouts of the first input, of the others and of the result."""
+    layout = case.arrangement or C_ORDER
+    others = C_ORDER if kind_of(layout) in (BROADCAST, FIRST_STRIDE_0) else layout
+    return layout, others, case.out_arrangement or C_ORDER
 
 
 def logits_arguments(case: Case) -> dict[str, Any]:

@@ -23,7 +23,7 @@ ESTIMATE = "estimate"
 #: arrays. `WIDENED` names the same formulas
 #: on float32 copies of 16-bit arrays, which are made beforehand.
 NUMPY = ("numpy", "numpy dot", "numpy dense")
-WIDENED = ("numpy widened", "numpy dot widened")
+WIDENED = ("numpy widened", "numpy dot widened", "numpy dense widened")
 SCIPY = ("scipy",)
 TORCH = ("torch", "torch chunked")
 ONEDNN = ("oneDNN",)

@@ -12,7 +12,7 @@ import numpy as np
 from ascend_grad import _cpu, _rowwise_python
 
 from .. import frameworks, results
-from ..arrays import Operands, gradients_like, linear_arguments, memory_of, operands
+from ..arrays import gradients_like, linear_arguments, memory_of, operands, widened
 from ..case import (
     AUTOGRAD,
     BACKWARD,
@@ -105,9 +105,8 @@ def _rowwise(case: Case, num_threads: int) -> Comparison:
     if case.suite == RANDOM and case.dtype in DTYPES_OF_16_BITS:
         # Calls in place would change the converted copies.
         wide_case = replace(case, dtype="float32", out_dtype="float32", mode=FRESH if case.mode == FRESH else OUT)
-        inputs = tuple(a if a.dtype == bool else a.astype(np.float32) for a in arrays.inputs)
-        wide = Operands(inputs, arrays.out.astype(np.float32), arrays.loss)
-        calls |= {widened: sides[name](wide_case, wide) for name, widened in zip(NUMPY, WIDENED) if name in sides}
+        wide = widened(case, arrays)
+        calls |= {side: sides[name](wide_case, wide) for name, side in zip(NUMPY, WIDENED) if name in sides}
     limits = {}
     if case.suite == RANDOM or (case.suite, case.mode) == (NAMED, OUT):
         traffic = sum(memory_of(a).nbytes for a in (*arrays.inputs, arrays.out) if a.dtype != bool)

@@ -153,6 +153,17 @@ def test_operands_with_stride_0(layout, count):
     assert sum(array.strides[1] == 0 for array in inputs) == count
 
 
+@pytest.mark.parametrize("problem", cases.draw(60, 0, case.ROWWISE, 200), ids=lambda problem: problem.name)
+def test_widened_arrays_keep_their_layouts(problem):
+    given = arrays.operands(replace(problem, dtype="float16", out_dtype="float16"))
+    wide = arrays.widened(problem, given)
+    for found, array in zip((*wide.inputs, wide.out), (*given.inputs, given.out)):
+        if array.dtype != bool:
+            assert found.dtype == np.float32
+            assert [step // found.itemsize for step in found.strides] == [step // 2 for step in array.strides]
+            np.testing.assert_array_equal(found, array.astype(np.float32))
+
+
 # ---- measuring -------------------------------------------------------------------------------------------------------
 
 
