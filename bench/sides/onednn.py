@@ -1,7 +1,7 @@
 """oneDNN's softmax, log-softmax and their gradients, called through the driver onednn.c.
 
 The driver is compiled when it is first needed, with the oneDNN below ``DNNLROOT``, or in this environment
-(``pip install onednn-devel``), or of the system. It takes one that is built with OpenMP.
+(``pip install onednn-devel-cpu-gomp``), or of the system. It takes one that is built with OpenMP.
 """
 
 from __future__ import annotations
