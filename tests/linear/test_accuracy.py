@@ -66,6 +66,16 @@ def test_gradients_of_adversarial_data(kind, dtype, mode, engine):
     engine.over(shapes, lambda shape: check(engine, GRADIENT, shape, dtype, mode=mode, kind=kind, mask="bits"))
 
 
+@pytest.mark.parametrize("name", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(70, 900, 9), (70, 1270, 9)])
+def test_input_gradients_whose_first_term_is_large(shape, name, engine):
+    """All targets are the first vocabulary entry, so that each further term rounds a sum of about the largest term."""
+    problem = gradient_problem(shape, name)
+    is_mine, target = np.zeros(shape[0], bool), np.zeros(shape[0], np.int64)
+    problem = problem.replaced(target_mask=is_mine, masked_target=target)
+    engine.over([shape], lambda _: engine.assert_solved(problem, engine.solve(problem)))
+
+
 @pytest.mark.parametrize("operator", [STATISTICS, LOSS, WHOLE])
 def test_the_other_operators(operator, dtype, engine):
     engine.over(SHAPES, lambda shape: check(engine, operator, shape, dtype))

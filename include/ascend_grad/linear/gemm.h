@@ -95,14 +95,14 @@ AG_INLINE void K(chain)(const int nv, const elem_t *a, const ptrdiff_t a_step, c
 /* Layouts of P as the left operand: rows of its panels, columns of one panel. */
 enum { K(ROWS), K(COLUMNS) };
 
-/* Compute the tile of a product over n elements, in chains of at most AG_CHAIN terms that are combined with compensation.
- * `panel` is the distance between panels of P. Rows of the tile are NR accumulators apart. */
+/* Compute the tile of a product with P over n elements, in chains of at most AG_P_CHAIN terms that are combined with
+ * compensation. `panel` is the distance between panels of P. Rows of the tile are NR accumulators apart. */
 AG_INLINE void K(product)(const int nv, const int form, const elem_t *a, ptrdiff_t panel, const elem_t *b, ptrdiff_t n,
                           acc_t *tile)
 {
     enum { WIDTH = NR / PAIR };
     const ptrdiff_t granule = form == K(ROWS) ? WIDTH : 1; /* chains end at the ends of panels */
-    const ptrdiff_t limit = AG_CHAIN / PAIR / granule * granule;
+    const ptrdiff_t limit = (AG_IS_DOT ? AG_CHAIN : AG_P_CHAIN) / PAIR / granule * granule; /* pairs have a rounded P */
     const ptrdiff_t chains = n > limit ? (n + limit - 1) / limit : 1;
     const ptrdiff_t length = ((n + chains - 1) / chains + granule - 1) / granule * granule;
     acc_t compensation[MR * NR];
@@ -156,8 +156,8 @@ AG_INLINE int64_t K(left_number)(const ag_rows *left, ptrdiff_t r)
     return left->numbers ? left->numbers[i] : left->start + i;
 }
 
-/* Compute a tile of logits over n values: rows [first, first + MR) of the left operand times a panel, in the chains of `product`.
- * Rows beyond the last one give any numbers. */
+/* Compute a tile of logits over n values: rows [first, first + MR) of the left operand times a panel, in chains of at most
+ * AG_CHAIN terms. Rows beyond the last one give any numbers. */
 AG_INLINE void K(product_of_rows)(const int nv, const ag_rows *left, ptrdiff_t first, const elem_t *b, ptrdiff_t n, acc_t *tile)
 {
     const ptrdiff_t elements = (n + PAIR - 1) / PAIR, whole = n / PAIR, limit = AG_CHAIN / PAIR, size = sizeof(elem_t);

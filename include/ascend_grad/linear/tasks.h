@@ -85,26 +85,24 @@ static void K(tiles)(const ag_linear_block *b, ag_linear_source source, ag_linea
     K(end_task)();
 }
 
-/* Merge moment, deficit and weight of a block's panels into the moment, deficit and weight of row i of the chunk. The new
- * maximum of the row is `largest`. */
-static void K(merge_moments)(const ag_linear_block *b, ptrdiff_t i, acc_t largest)
+/* Merge moment, deficit and weight of panel p into those of row i of the chunk, whose sum is `sum` relative to the maximum
+ * `before`. The new maximum of the row is `largest`. */
+static void K(merge_moments)(const ag_linear_block *b, ptrdiff_t i, ptrdiff_t p, double before, double largest, double sum)
 {
-    const ptrdiff_t rows = K(padded_rows)(b), panels = (b->vocab.size + NR - 1) / NR, number = b->chunk.row_numbers[i];
-    ag_loss_row *row = b->rows + number;
-    const double before = ((const acc_t *)b->statistics.max)[number], sum = ag_sum_total(b->statistics.sum[number]);
+    const ptrdiff_t place = p * K(padded_rows)(b) + i;
+    const ag_more *more = b->packed.panel_more + place;
+    ag_loss_row *row = b->rows + b->chunk.row_numbers[i];
     /* Relative to a maximum that is larger by d, the moment of a sum S becomes exp(-d) (moment + S d). */
-    const double from_row = ag_max_distance((double)largest, before);
-    double moment = sum == 0 ? 0 : exp(-from_row) * (row->moment + sum * from_row);
-    double deficit = row->deficit + ag_weighted_distance(row->weight, from_row);
-    for (ptrdiff_t p = 0; p < panels; p++) {
-        const double max = ((const acc_t *)b->packed.panel_max)[p * rows + i], d = ag_max_distance((double)largest, max);
-        const ag_more *more = b->packed.panel_more + p * rows + i;
-        deficit += more->deficit + ag_weighted_distance(more->weight, d);
-        row->weight += more->weight;
-        if (d < INFINITY) moment += exp(-d) * (more->moment + (double)((const acc_t *)b->packed.panel_sum)[p * rows + i] * d);
-    }
-    row->moment = moment, row->deficit = deficit;
+    const double from_row = ag_max_distance(largest, before);
+    const double d = ag_max_distance(largest, (double)((const acc_t *)b->packed.panel_max)[place]);
+    double moment = sum == 0 ? 0 : (from_row == 0 ? 1 : exp(-from_row)) * (row->moment + sum * from_row);
+    if (d < INFINITY) moment += exp(-d) * (more->moment + (double)((const acc_t *)b->packed.panel_sum)[place] * d);
+    row->moment = moment;
+    row->deficit += ag_weighted_distance(row->weight, from_row) + (more->deficit + ag_weighted_distance(more->weight, d));
+    row->weight += more->weight;
 }
+
+enum { K(WIDE) = VL / (AG_LANES / 2) }; /* vectors of doubles to which a vector of accumulators is widened */
 
 /* Widen a vector of accumulators to one or two vectors of doubles. */
 AG_INLINE void K(widen)(V v, f64v wide[])
@@ -116,10 +114,34 @@ AG_INLINE void K(widen)(V v, f64v wide[])
 #endif
 }
 
-/* Merge the maxima and sums of a block's panels into the running ones of rows [row, row_end), a vector of rows at a time. */
+/* Statistics of a vector of rows. `rest` are the sums without their largest term, -1 for no terms, and `holder` the panel of
+ * this block that holds the maximum, -1 for earlier blocks. */
+typedef struct {
+    V max;
+    LANES holder;
+    f64v sum[K(WIDE)], compensation[K(WIDE)], rest[K(WIDE)];
+} K(merged);
+
+/* Multiply the sums of lanes that are not 0 in `is_new` by `factor`. `of_panel` become their sums without the largest term, to
+ * which the earlier ones are added. */
+AG_INLINE void K(rescale_sums)(K(merged) *rows, const LANES is_new, V factor, V of_panel)
+{
+    f64v by[K(WIDE)], first[K(WIDE)], mask[K(WIDE)];
+    const V one = V_(set1)(1), zero = {0};
+    K(widen)(V_(select)(is_new, factor, one), by);
+    K(widen)(of_panel, first);
+    K(widen)(V_(select)(is_new, one, zero), mask);
+    for (int h = 0; h < K(WIDE); h++) {
+        rows->sum[h] *= by[h], rows->compensation[h] *= by[h];
+        rows->rest[h] = v_f64_select(mask[h] != 0, first[h] + (1 + rows->rest[h]) * by[h], rows->rest[h]);
+    }
+}
+
+/* Merge the maxima and sums of a block's panels into the running ones of rows [row, row_end), a vector of rows at a time. Panels
+ * are merged one after another, so that results do not depend on the blocks. */
 static void K(merge_max_sum)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t row_end)
 {
-    enum { DOUBLES = AG_LANES / 2, WIDE = VL / DOUBLES }; /* vectors of doubles */
+    enum { DOUBLES = AG_LANES / 2 };
     const ptrdiff_t rows = K(padded_rows)(b);
     const int panels = (int)((b->vocab.size + NR - 1) / NR);
     const V zero = {0};
@@ -127,52 +149,66 @@ static void K(merge_max_sum)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t 
         const ptrdiff_t count = row_end - i < VL ? row_end - i : VL;
         const int64_t *numbers = b->chunk.row_numbers + i;
         const acc_t *max = (const acc_t *)b->packed.panel_max + i, *sum = (const acc_t *)b->packed.panel_sum + i;
-        acc_t *running_max = (acc_t *)b->statistics.max;
-        acc_t before[VL] = {0}, factor_before[VL];
-        double total[VL] = {0}, compensation[VL] = {0}, rest[VL] = {0}; /* rest: the sum without the holder */
-        for (ptrdiff_t l = 0; l < count; l++) before[l] = running_max[numbers[l]];
-        V largest = V_(load)(before);
-        LANES holder = (LANES){0} - 1; /* the first panel with the maximum; -1 for the earlier ones */
+        const acc_t *of_rest = (const acc_t *)b->packed.panel_rest + i;
+        acc_t maxima[VL] = {0}, before[VL];
+        double total[VL] = {0}, compensation[VL] = {0}, rest[VL] = {0};
+        K(merged) state;
+        for (ptrdiff_t l = 0; l < count; l++) {
+            maxima[l] = ((const acc_t *)b->statistics.max)[numbers[l]];
+            total[l] = b->statistics.sum[numbers[l]].sum, compensation[l] = b->statistics.sum[numbers[l]].compensation;
+            if (b->statistics.rest) rest[l] = b->statistics.rest[numbers[l]];
+        }
+        state.max = V_(load)(maxima), state.holder = (LANES){0} - 1;
+        for (int h = 0; h < K(WIDE); h++) {
+            state.sum[h] = v_f64_load(total + h * DOUBLES), state.compensation[h] = v_f64_load(compensation + h * DOUBLES);
+            state.rest[h] = v_f64_load(rest + h * DOUBLES);
+        }
         for (int p = 0; p < panels; p++) {
             /* A maximum that is NaN stays NaN. */
-            const V x = K(load_some)(max + p * rows, count);
-            const LANES is_new = ~((largest != largest) | (x <= largest)), number = (LANES){0} + p;
-            largest = V_(select)(is_new, x, largest);
-            holder = (is_new & number) | (~is_new & holder);
-        }
-        const V shift = V_(select)(largest == V_(set1)((acc_t)-INFINITY), zero, largest);
-        V_(store)(factor_before, V_(exp)(V_(load)(before) - shift));
-        for (ptrdiff_t l = 0; l < count; l++) {
-            ag_sum earlier = {0, 0};
-            const double term = ag_sum_total(b->statistics.sum[numbers[l]]) * (double)factor_before[l];
-            ag_sum_add(&earlier, term);
-            total[l] = earlier.sum, compensation[l] = earlier.compensation, rest[l] = holder[l] < 0 ? 0 : term;
-        }
-        for (int p = 0; p < panels; p++) {
-            const V factor = V_(exp)(K(load_some)(max + p * rows, count) - shift), of_panel = K(load_some)(sum + p * rows, count);
-            f64v x[WIDE], y[WIDE];
-            K(widen)(factor, x);
-            K(widen)(of_panel, y);
-            for (int h = 0; h < WIDE; h++) {
-                f64v sums = v_f64_load(total + h * DOUBLES), low = v_f64_load(compensation + h * DOUBLES);
-                v_f64_add_compensated(&sums, &low, y[h] * x[h]);
-                v_f64_store(total + h * DOUBLES, sums), v_f64_store(compensation + h * DOUBLES, low);
+            const V x = K(load_some)(max + p * rows, count), of_panel = K(load_some)(sum + p * rows, count);
+            const LANES is_new = ~((state.max != state.max) | (x <= state.max)), number = (LANES){0} + p;
+            const V largest = V_(select)(is_new, x, state.max);
+            const V shift = V_(select)(largest == V_(set1)((acc_t)-INFINITY), zero, largest);
+            f64v terms[K(WIDE)], factors[K(WIDE)];
+            if (b->statistics.with_moments) {
+                V_(store)(before, state.max), V_(store)(maxima, largest);
+                for (int h = 0; h < K(WIDE); h++) {
+                    v_f64_store(total + h * DOUBLES, state.sum[h] + state.compensation[h]);
+                }
+                for (ptrdiff_t l = 0; l < count; l++) {
+                    K(merge_moments)(b, i + l, p, (double)before[l], (double)maxima[l], total[l]);
+                }
             }
-            if (!b->statistics.rest) continue;
-            K(widen)(V_(select)(holder == p, zero, factor), x);
-            K(widen)(V_(select)(holder == p, zero, of_panel), y);
-            for (int h = 0; h < WIDE; h++) v_f64_store(rest + h * DOUBLES, v_f64_load(rest + h * DOUBLES) + y[h] * x[h]);
+            if (V_(reduce_max)(V_(select)(is_new, V_(set1)(1), zero)) > 0) { /* new maxima become rare */
+                const V first = b->statistics.rest ? K(load_some)(of_rest + p * rows, count) : zero;
+                K(rescale_sums)(&state, is_new, V_(exp)(state.max - shift), first);
+            }
+            const V factor = V_(exp)(x - shift);
+            K(widen)(factor, factors);
+            K(widen)(of_panel, terms);
+            for (int h = 0; h < K(WIDE); h++) {
+                v_f64_add_compensated(&state.sum[h], &state.compensation[h], terms[h] * factors[h]);
+            }
+            if (b->statistics.rest) {
+                K(widen)(V_(select)(is_new, zero, factor), factors);
+                K(widen)(V_(select)(is_new, zero, of_panel), terms);
+                for (int h = 0; h < K(WIDE); h++) state.rest[h] += terms[h] * factors[h];
+            }
+            state.max = largest, state.holder = (is_new & number) | (~is_new & state.holder);
+        }
+        V_(store)(maxima, state.max);
+        for (int h = 0; h < K(WIDE); h++) {
+            v_f64_store(total + h * DOUBLES, state.sum[h]), v_f64_store(compensation + h * DOUBLES, state.compensation[h]);
+            v_f64_store(rest + h * DOUBLES, state.rest[h]);
         }
         for (ptrdiff_t l = 0; l < count; l++) {
             const int64_t number = numbers[l];
-            const ptrdiff_t place = (ptrdiff_t)holder[l] * rows + i + l;
-            if (b->statistics.with_moments) K(merge_moments)(b, i + l, largest[l]);
-            if (b->statistics.with_more && holder[l] >= 0) b->rows[number].argmax = b->packed.panel_more[place].argmax;
-            if (b->statistics.rest) {
-                double *running_rest = b->statistics.rest + number;
-                *running_rest = rest[l] + (holder[l] < 0 ? *running_rest : (double)((const acc_t *)b->packed.panel_rest)[place]);
+            const ptrdiff_t holder = (ptrdiff_t)state.holder[l];
+            if (b->statistics.with_more && holder >= 0) {
+                b->rows[number].argmax = b->packed.panel_more[holder * rows + i + l].argmax;
             }
-            running_max[number] = largest[l];
+            if (b->statistics.rest) b->statistics.rest[number] = rest[l];
+            ((acc_t *)b->statistics.max)[number] = maxima[l];
             b->statistics.sum[number] = (ag_sum){total[l], compensation[l]};
         }
     }

@@ -108,8 +108,16 @@ static acc_t K(rest_of_panel)(const acc_t *row, acc_t max, acc_t scale)
     return V_(reduce_sum)(total);
 }
 
+/* Compute the factors exp((max - now) scale) of `count` panels, at most a vector, that are `step` accumulators apart. */
+AG_INLINE void K(factors_of_panels)(const acc_t *max, ptrdiff_t step, ptrdiff_t count, acc_t now, acc_t scale, acc_t *factor)
+{
+    const acc_t shift = now == (acc_t)-INFINITY ? 0 : now;
+    for (ptrdiff_t l = 0; l < VL; l++) factor[l] = l < count ? max[l * step] : (acc_t)-INFINITY;
+    V_(store)(factor, V_(exp)((V_(load)(factor) - V_(set1)(shift)) * V_(set1)(scale)));
+}
+
 /* Merge the panels of a block, of which store_top_k stored the statistics and some logits, into the lists and sums of rows
- * [row, row_end). */
+ * [row, row_end). Sums are merged panel by panel, so that results do not depend on the blocks. */
 static void K(merge_top_k)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t row_end)
 {
     const ptrdiff_t rows = K(padded_rows)(b), panels = (b->vocab.size + NR - 1) / NR, k = b->top_k.k;
@@ -118,32 +126,26 @@ static void K(merge_top_k)(const ag_linear_block *b, ptrdiff_t row, ptrdiff_t ro
         const acc_t scale = K(scale_of_row)(&b->top_k, number);
         const acc_t *max = (const acc_t *)b->packed.panel_max + i, *sum = (const acc_t *)b->packed.panel_sum + i;
         const acc_t *logits = (const acc_t *)b->packed.logits + i * NR;
-        acc_t *values = (acc_t *)b->top_k.values + number * k;
+        acc_t *values = (acc_t *)b->top_k.values + number * k, factor[VL], now = values[0];
         int64_t *indices = b->top_k.indices + number * k;
-        ag_sum *rest = b->top_k.rest + number, total = *rest;
-        acc_t now = values[0];
-        ptrdiff_t highest = -1; /* the panel with the new maximum */
+        ag_sum total = b->top_k.rest[number];
         for (ptrdiff_t p = 0; p < panels; p++) {
-            if (max[p * rows] > now) now = max[p * rows], highest = p;
-        }
-        const acc_t shift = now == (acc_t)-INFINITY ? 0 : now;
-        if (highest >= 0) {
-            const double carried = K(rescaled)(ag_sum_total(*rest), values[0], shift, scale);
-            total.sum = K(rest_of_panel)(logits + highest * rows * NR, now, scale), total.compensation = 0;
-            ag_sum_add(&total, carried);
-        }
-        for (ptrdiff_t p = 0; p < panels; p += VL) {
-            const ptrdiff_t count = panels - p < VL ? panels - p : VL;
-            acc_t factor[VL];
-            for (ptrdiff_t l = 0; l < VL; l++) factor[l] = l < count ? max[(p + l) * rows] : (acc_t)-INFINITY;
-            V_(store)(factor, V_(exp)((V_(load)(factor) - V_(set1)(shift)) * V_(set1)(scale)));
-            for (ptrdiff_t l = 0; l < count; l++) {
-                if (p + l != highest) ag_sum_add(&total, (double)sum[(p + l) * rows] * (double)factor[l]);
+            const ptrdiff_t lane = p % VL, left = panels - p;
+            if (max[p * rows] > now) { /* a new maximum, which is rare after the first panels */
+                const acc_t of_panel = sum[p * rows], before = now;
+                now = max[p * rows];
+                const double carried = K(rescaled)(ag_sum_total(total), before, now, scale);
+                /* A sum that is NaN belongs to a logit that is NaN or infinite, wherever it is. */
+                total.sum = of_panel == of_panel ? K(rest_of_panel)(logits + p * rows * NR, now, scale) : of_panel;
+                total.compensation = 0;
+                ag_sum_add(&total, carried);
+                K(factors_of_panels)(max + (p - lane) * rows, rows, lane + left < VL ? lane + left : VL, now, scale, factor);
+                continue;
             }
+            if (!lane) K(factors_of_panels)(max + p * rows, rows, left < VL ? left : VL, now, scale, factor);
+            ag_sum_add(&total, (double)sum[p * rows] * (double)factor[lane]);
         }
-        /* A sum that is NaN belongs to a logit that is NaN or infinite, wherever it is. */
-        if (highest >= 0 && sum[highest * rows] != sum[highest * rows]) total.sum = sum[highest * rows];
-        *rest = total;
+        b->top_k.rest[number] = total;
         for (ptrdiff_t p = 0; p < panels; p++) {
             if (max[p * rows] > values[k - 1]) {
                 K(insert_row)(values, indices, k, (acc_t)-INFINITY, logits + p * rows * NR, NR, b->vocab.start + p * NR);
