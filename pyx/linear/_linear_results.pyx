@@ -107,7 +107,7 @@ cdef double sum_dense_weights(const Problem *p, Py_ssize_t i, int64_t without) n
 cdef void finish_statistics(const Run *run, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
     """Write the sums of exponentials of rows [begin, end), and what gradients of a loss read.
 
-    Tasks that stream rows have written both. The sum is NaN if all logits of the row are -inf, and 0 if the row is not active.
+    The sum is NaN if all logits of the row are -inf, and 0 if the row is not active.
     """
     cdef int acc_size = run.plan.kernels.acc_size
     cdef bint is_double = acc_size == 8
