@@ -3,7 +3,7 @@
 The caller owns the memory. It fills in the first fields of a `Loss` and its options, calls `describe_loss` and `prepare_loss`, allocates
 `loss_workspace_size` bytes, calls `place_loss_workspace` and `run_loss`.
 
-Options that only scale a row's upstream gradient leave the kernels as they are. With any other option `Problem.is_general` is
+Options that only scale a row's upstream gradient, and a bias, leave the kernels as they are. With any other option `Problem.is_general` is
 set: the kernels then make P of the coefficients of `ag_loss_row`, which `finish_row` computes from the statistics.
 
 If a vocabulary is split over ranks, each rank has a part. It computes the statistics of its part with one `Loss`. The
@@ -32,6 +32,7 @@ from ascend_grad._kernels cimport (
 from ascend_grad._linear_kernels cimport (
     AG_ELSEWHERE, ag_dense_row_finish, ag_loss_row, ag_loss_row_finish, ag_loss_targets, ag_targets_of_row
 )
+from ascend_grad._linear_plan cimport kernels_for
 from ascend_grad._linear_problem cimport (
     ROWS_PER_CHECK,
     VECTOR_PADDING,
@@ -46,7 +47,7 @@ from ascend_grad._linear_problem cimport (
     round_bias,
     set_number,
 )
-from ascend_grad._linear_results cimport loss_of_row, sum_dense_weights
+from ascend_grad._linear_results cimport sum_dense_weights
 from ascend_grad._linear_schedule cimport (
     Schedule,
     has_plans,
@@ -108,9 +109,10 @@ cdef void describe_loss(Loss *x) noexcept nogil:
     x.p.rows.with_outputs = has_outputs(o) or has_output_grads(o)
     x.p.transform.scale, x.p.transform.softcap = o.logit_scale, o.softcap
     bound_transform(&x.p)
-    x.p.transform.is_needed = x.bias != NULL or x.p.transform.scale != 1 or x.p.transform.softcap > 0 or is_scaled
+    is_scaled = is_scaled or x.p.transform.scale != 1 or x.p.transform.softcap > 0
+    x.p.transform.is_needed = x.bias != NULL or is_scaled
     x.p.is_general = (
-        x.p.transform.is_needed or o.label_smoothing > 0 or has_square(o) or o.class_weight != NULL
+        is_scaled or o.label_smoothing > 0 or has_square(o) or o.class_weight != NULL
         or o.target_prob != NULL or is_dense(o) or x.lse != NULL or x.is_part
     )
     x.p.with_moments = needs_entropy(o) or o.label_smoothing > 0 or is_dense(o) or x.with_more
@@ -267,25 +269,30 @@ cdef double set_grad_of_row(Loss *x, Py_ssize_t i) noexcept nogil:
 cdef int set_grad(Loss *x, double *last_check) except -1 nogil:
     """Write the upstream gradient of each row, 0 for rows that are not active."""
     cdef int acc_size = acc_size_of(x.p.dtype)
-    cdef Py_ssize_t part, begin, i
+    cdef Py_ssize_t part, begin, end, i
     cdef double grad, of_all = 0
-    cdef bint is_one_number = not (
-        x.o.grad_losses != NULL or x.p.is_general or x.o.token_weight != NULL or x.denominators[0] == 0
-    )
+    cdef bint is_one_number = not (x.o.grad_losses != NULL or x.p.is_general or x.denominators[0] == 0)
+    cdef bint is_double = acc_size == 8, are_all_active = x.p.rows.active == x.p.rows.total
     cdef ag_fpenv mode = ag_fpenv_enter()
     if is_one_number and x.p.rows.total:
         of_all = x.o.grad_loss / x.denominators[0]
     ag_fpenv_leave(mode)
     for part in range(ceil_div(x.p.rows.total, ROWS_PER_CHECK)):
         begin = part * ROWS_PER_CHECK
+        end = min(begin + ROWS_PER_CHECK, x.p.rows.total)
         mode = ag_fpenv_enter()
-        for i in range(begin, min(begin + ROWS_PER_CHECK, x.p.rows.total)):
+        for i in range(begin, end):
             grad = 0
-            if is_active(&x.p.rows, i, acc_size):
-                grad = of_all if is_one_number else set_grad_of_row(x, i)
-            set_number(x.grad, i, acc_size == 8, grad)
-            if has_statistics(x):
-                set_given_statistics(x, i, acc_size == 8)
+            if are_all_active or is_active(&x.p.rows, i, acc_size):
+                if not is_one_number:
+                    grad = set_grad_of_row(x, i)
+                elif x.o.token_weight == NULL:
+                    grad = of_all
+                elif x.o.token_weight[i] != 0 and x.o.grad_loss != 0:
+                    grad = of_all * x.o.token_weight[i]
+            set_number(x.grad, i, is_double, grad)
+        for i in range(begin, end if has_statistics(x) else begin):
+            set_given_statistics(x, i, is_double)
         ag_fpenv_leave(mode)
         if last_check != NULL:
             _tasks.check_signals(last_check)
@@ -438,6 +445,11 @@ cdef void place_loss_workspace(Loss *x, char *base) noexcept nogil:
 
 # ---- results ---------------------------------------------------------------------------------------------------------
 
+cdef enum:
+    LOSSES = 256                      # losses that a kernel computes at a time
+    LOSS_SUMS = 8                     # sums of losses, as a single one would wait for each addition
+
+
 ctypedef struct Total:
     # A sum of losses (Kahan).
     double sum, compensation
@@ -501,32 +513,42 @@ cdef void write_row_outputs(const Loss *x, Py_ssize_t i, bint is_counted) noexce
 cdef int sum_losses(Loss *x, Total *cross_entropy, Total *square, double *last_check) except -1 nogil:
     """Compute the losses and outputs of all rows, 0 for inactive rows, and sum up both parts of the losses."""
     cdef int acc_size = acc_size_of(x.p.dtype)
-    cdef bint is_counted
-    cdef Py_ssize_t part, begin, i
+    cdef bint is_counted, are_all_active = x.p.rows.active == x.p.rows.total
+    cdef Py_ssize_t part, begin, end, first = 0, i
+    cdef double[LOSSES] losses
     cdef double loss, squared, weight
     cdef ag_row_statistics row
     cdef ag_fpenv mode
-    cross_entropy.sum = cross_entropy.compensation = square.sum = square.compensation = 0
+    cdef Total[LOSS_SUMS] totals
+    memset(totals, 0, sizeof(totals))
+    square.sum = square.compensation = 0
     if x.o.outputs.correct != NULL:
         x.o.outputs.correct[0] = 0
     for part in range(ceil_div(x.p.rows.total, ROWS_PER_CHECK)):
         begin = part * ROWS_PER_CHECK
+        end = min(begin + ROWS_PER_CHECK, x.p.rows.total)
         mode = ag_fpenv_enter()
-        for i in range(begin, min(begin + ROWS_PER_CHECK, x.p.rows.total)):
+        for i in range(begin, end):
+            if not x.p.is_general and (i - begin) % LOSSES == 0:
+                first = i
+                kernels_for(x.p.dtype).losses(
+                    x.p.rest + i, <const char *>x.p.predicted + i * acc_size,
+                    <const char *>x.p.logits_max + i * acc_size, min(<Py_ssize_t>LOSSES, end - i), losses
+                )
             loss = squared = 0
-            is_counted, weight = is_active(&x.p.rows, i, acc_size), token_weight_of(&x.o, i)
+            is_counted, weight = are_all_active or is_active(&x.p.rows, i, acc_size), token_weight_of(&x.o, i)
             if is_counted and weight != 0:
                 if x.p.is_general:
                     row = statistics_of_row(x, i)
                     loss = general_loss(x, i, &row)
                     squared = x.o.lse_square_scale * ag_log_sum_exp(&row) ** 2 if has_square(&x.o) else 0
                 else:
-                    loss = loss_of_row(&x.p, i)
+                    loss = losses[i - first]
                 if x.o.token_weight != NULL:
                     loss, squared = weight * loss, weight * squared if squared != 0 else 0
             if x.o.reduction == REDUCTION_NONE:
                 write_number(&x.o, x.o.loss, i, loss + squared)
-            add_loss(cross_entropy, loss)
+            add_loss(&totals[i % LOSS_SUMS], loss)
             if squared != 0:
                 add_loss(square, squared)
             if x.p.rows.with_outputs:
@@ -534,6 +556,10 @@ cdef int sum_losses(Loss *x, Total *cross_entropy, Total *square, double *last_c
         ag_fpenv_leave(mode)
         if last_check != NULL:
             _tasks.check_signals(last_check)
+    cross_entropy[0] = totals[0]
+    for i in range(1, LOSS_SUMS):
+        add_loss(cross_entropy, totals[i].sum)
+        add_loss(cross_entropy, -totals[i].compensation)
     return 0
 
 

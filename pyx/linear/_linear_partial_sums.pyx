@@ -20,14 +20,6 @@ cdef void sum_columns(const ag_linear_block *block, const void *tile, bint is_do
             sums[c] += number(tile, i * block.tile_pitch + c, is_double)
 
 
-cdef void sum_rows(const ag_linear_block *block, const void *tile, bint is_double, double *sums) noexcept nogil:
-    """Add the rows of a transposed tile of P, whose lanes are rows of X, to the same gradient."""
-    cdef Py_ssize_t i, c
-    for c in range(block.vocab.size):
-        for i in range(block.chunk.rows):
-            sums[c] += number(tile, c * block.tile_pitch + i, is_double)
-
-
 ctypedef struct Combination:
     # The phase that adds up partial sums.
     const Run *run

@@ -2,8 +2,8 @@
 
 from libc.float cimport FLT_MAX
 from libc.math cimport INFINITY, fabs
-from libc.stdint cimport uintptr_t
-from libc.string cimport memset
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcpy, memset
 
 from ascend_grad cimport _cpu, _tasks
 from ascend_grad._kernels cimport (
@@ -17,6 +17,7 @@ from ascend_grad._kernels cimport (
     ag_variant,
 )
 from ascend_grad._linear_kernels cimport ag_matrix
+from ascend_grad._memory cimport ceil_div
 from ascend_grad._views cimport View
 
 # ---- matrices --------------------------------------------------------------------------------------------------------
@@ -153,16 +154,37 @@ cdef void round_bias(void *to, const double *bias, Py_ssize_t n, double largest,
 
 cdef int count_active_rows(Rows *rows, int acc_size, double *last_check) except -1 nogil:
     """Count the active rows. `last_check` NULL: signals are not checked."""
-    cdef Py_ssize_t i
+    cdef Py_ssize_t part
     rows.active = 0
     if rows.grad == NULL and not rows.can_ignore and rows.token_weight == NULL:
         rows.active = rows.total
         return 0
-    for i in range(rows.total):
-        rows.active += is_active(rows, i, acc_size)
-        if i % ROWS_PER_CHECK == 0 and last_check != NULL:
+    for part in range(ceil_div(rows.total, ROWS_PER_CHECK)):
+        rows.active += count_some(rows, part * ROWS_PER_CHECK, min((part + 1) * ROWS_PER_CHECK, rows.total), acc_size)
+        if last_check != NULL:
             _tasks.check_signals(last_check)
     return 0
+
+
+cdef Py_ssize_t count_some(const Rows *rows, Py_ssize_t begin, Py_ssize_t end, int acc_size) noexcept nogil:
+    """Count the active rows in [begin, end), as `is_active` tells. The frequent cases have loops of their own."""
+    cdef Py_ssize_t i, count = 0
+    cdef const uint32_t *bits = <const uint32_t *>rows.grad
+    cdef const int64_t *target = <const int64_t *>rows.target
+    cdef bint is_usual = rows.grad == NULL and rows.can_ignore and rows.is_wide
+    if rows.grad != NULL and acc_size == 4:
+        for i in range(begin, end):
+            count += <uint32_t>(bits[i] << 1) != 0
+    elif is_usual and (rows.token_weight == NULL or rows.with_outputs):
+        for i in range(begin, end):
+            count += target[i] != rows.ignored
+    elif is_usual:
+        for i in range(begin, end):
+            count += <int>(target[i] != rows.ignored) & <int>(rows.token_weight[i] != 0)
+    else:
+        for i in range(begin, end):
+            count += is_active(rows, i, acc_size)
+    return count
 
 
 cdef Py_ssize_t select_rows(
@@ -173,7 +195,12 @@ cdef Py_ssize_t select_rows(
 
     The rows are searched from `next` to `end`; `next` becomes the row after the last one searched.
     """
-    cdef Py_ssize_t i = next[0]
+    cdef Py_ssize_t i = next[0], count
+    if rows.active == rows.total:
+        count = max(min(end - i, most - n), 0)
+        select_run(rows, i, n, count, acc_size, to)
+        next[0] = i + count
+        return n + count
     while i < end and n < most:
         if is_active(rows, i, acc_size):
             to.row_numbers[n] = i
@@ -187,6 +214,30 @@ cdef Py_ssize_t select_rows(
         i += 1
     next[0] = i
     return n
+
+
+cdef void select_run(
+    const Rows *rows, Py_ssize_t first, Py_ssize_t n, Py_ssize_t count, int acc_size, const ChunkBuffers *to
+) noexcept nogil:
+    """Append the elements of `count` rows, from `first` on, to the `n` selected rows."""
+    cdef Py_ssize_t i
+    cdef int64_t target
+    cdef uint64_t entry
+    for i in range(count):
+        to.row_numbers[n + i] = first + i
+    if rows.is_wide and rows.target != NULL and rows.mask == NULL:
+        for i in range(count):
+            target = (<const int64_t *>rows.target)[first + i]
+            entry = <uint64_t>target - <uint64_t>rows.start
+            to.target[n + i] = <int64_t>entry if target >= rows.start and entry < <uint64_t>rows.size else -1
+    else:
+        for i in range(count):
+            to.target[n + i] = entry_of_row(rows, first + i)
+    if rows.grad != NULL:
+        memcpy(<char *>to.grad + n * acc_size, <const char *>rows.grad + first * acc_size, count * acc_size)
+    if rows.max != NULL:
+        memcpy(<char *>to.max + n * acc_size, <const char *>rows.max + first * acc_size, count * acc_size)
+        memcpy(<char *>to.sum + n * acc_size, <const char *>rows.sum + first * acc_size, count * acc_size)
 
 
 cdef int clear_inactive_rows(

@@ -36,7 +36,6 @@ cdef int describe_targets(
     const Rows *rows, bint is_double, const void *logits_max, void *predicted, void *mask, bint is_packed, void *entries,
     double *last_check
 ) except -1 nogil
-cdef double loss_of_row(const Problem *p, Py_ssize_t i) noexcept nogil
 cdef int write_losses(
     ag_variant variant, bint is_double, const void *sum_exp, const void *predicted, Py_ssize_t rows, const ag_matrix *out,
     double *last_check

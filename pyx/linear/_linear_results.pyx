@@ -3,12 +3,11 @@
 Loops over all rows of a call run in the floating-point mode of the kernels, and check signals at intervals.
 """
 
-from libc.math cimport INFINITY, NAN, log, log1p
+from libc.math cimport INFINITY, NAN, log
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from ascend_grad cimport _cpu, _tasks, _threads
 from ascend_grad._kernels cimport (
-    AG_ACCURATE_SUM,
     AG_FLOAT64,
     AG_NEARLY_CERTAIN,
     ag_copy_block,
@@ -36,7 +35,6 @@ from ascend_grad._linear_problem cimport (
     number,
     set_number,
 )
-from ascend_grad._linear_plan cimport ROWS_STREAMED
 from ascend_grad._memory cimport align_up, ceil_div
 
 # Most elements of a task that computes probabilities.
@@ -109,13 +107,13 @@ cdef double sum_dense_weights(const Problem *p, Py_ssize_t i, int64_t without) n
 cdef void finish_statistics(const Run *run, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
     """Write the sums of exponentials of rows [begin, end), and what gradients of a loss read.
 
-    Tasks that stream rows have written the latter. The sum is NaN if all logits of the row are -inf, and 0 if the row is not active.
+    The sum is NaN if all logits of the row are -inf, and 0 if the row is not active.
     """
     cdef int acc_size = run.plan.kernels.acc_size
     cdef bint is_double = acc_size == 8
     cdef Py_ssize_t i
     cdef double sum_exp
-    cdef bint is_loss = run.p.rest != NULL and run.plan.sweep != ROWS_STREAMED
+    cdef bint is_loss = run.p.rest != NULL
     cdef ag_fpenv mode
     while begin < end and not _tasks.is_cancelled(run.team, 0):
         mode = ag_fpenv_enter()
@@ -168,18 +166,6 @@ cdef int describe_targets(
         if last_check != NULL:
             _tasks.check_signals(last_check)
     return 0
-
-
-cdef double loss_of_row(const Problem *p, Py_ssize_t i) noexcept nogil:
-    """Return the loss log(sum_exp) - (predicted - logits_max) of an active row.
-
-    A sum that is near 1 was rounded, so its logarithm is computed from the sum without its largest term.
-    """
-    cdef bint is_double = acc_size_of(p.dtype) == 8
-    cdef double sum_exp = number(p.sum_exp, i, is_double)
-    return (log1p(p.rest[i]) if sum_exp < AG_ACCURATE_SUM else log(sum_exp)) - (
-        number(p.predicted, i, is_double) - number(p.logits_max, i, is_double)
-    )
 
 
 cdef int write_losses(

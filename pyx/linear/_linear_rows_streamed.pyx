@@ -10,7 +10,7 @@ from libc.string cimport memset
 
 from ascend_grad cimport _tasks
 from ascend_grad._linear_kernels cimport AG_MAX_STREAMED_STEP, AG_TILE, ag_linear_block, ag_rows
-from ascend_grad._linear_partial_sums cimport combine_partial_sums, sum_rows
+from ascend_grad._linear_partial_sums cimport combine_partial_sums
 from ascend_grad._linear_plan cimport Plan, sums_pitch
 from ascend_grad._linear_problem cimport (
     ChunkBuffers,
@@ -20,7 +20,7 @@ from ascend_grad._linear_problem cimport (
     set_number,
     use_nontemporal_stores,
 )
-from ascend_grad._linear_results cimport finish_row, finish_statistics
+from ascend_grad._linear_results cimport finish_row
 from ascend_grad._linear_run cimport new_block, rows_of
 
 
@@ -39,8 +39,6 @@ cdef void run_rows_streamed(const Run *run) noexcept nogil:
     each.block.vocab.start, each.block.vocab.size = 0, run.p.vocab
     each.nontemporal = use_nontemporal_stores(&run.p.input_grad, run.p.rows.total, run.p.hidden)
     _tasks.run_phase(run.team, stream_rows, &each, run.plan.tasks, False)
-    if run.plan.work.with_statistics:
-        finish_statistics(run, 0, run.p.rows.total)
     if run.plan.work.with_weight_grad:
         combine_partial_sums(run, &run.p.weight_grad, NULL, run.p.vocab, run.p.vocab)
     if run.plan.work.with_bias_grad and not _tasks.is_cancelled(run.team, 0):
@@ -66,6 +64,7 @@ cdef void stream_rows(const void *context, Py_ssize_t task, int thread) noexcept
     cdef Py_ssize_t row = task * plan.task_size, end = min(row + plan.task_size, run.p.rows.total)
     cdef ag_rows resident = rows_of(&run.p.weight, NULL, 0, vocab), streamed, results
     cdef bint with_gradient = plan.work.with_input_grad or plan.work.with_weight_grad or plan.work.with_bias_grad
+    cdef bint is_simple_loss = plan.work.with_rest and not run.p.is_general
     cdef bint add = False
     cdef char *partial = NULL
     if run.at.partial_sums != NULL:
@@ -86,13 +85,15 @@ cdef void stream_rows(const void *context, Py_ssize_t task, int thread) noexcept
             plan.kernels.dot_products(&resident, &streamed, 0, hidden, tile, pitch)
             if block.transform.is_needed:
                 plan.kernels.columns_to_logits(&block, tile)
-        if plan.work.with_statistics:
+        if is_simple_loss:
+            plan.kernels.columns_to_loss(&block, tile, run.p.sum_exp, with_gradient)
+        elif plan.work.with_statistics:
             plan.kernels.columns_to_max_sum(&block, tile, chunk.max, sums)
             keep_statistics(run, &block, &chunk, sums)
-        if with_gradient:
+        if with_gradient and not is_simple_loss:
             plan.kernels.columns_to_gradient(&block, tile)
-            if plan.work.with_bias_grad:
-                sum_rows(&block, tile, acc == 8, run.at.bias_sums + task * vocab)
+        if plan.work.with_bias_grad:
+            plan.kernels.sum_tile(&block, tile, run.at.bias_sums + task * vocab)
         if plan.work.with_weight_grad:
             plan.kernels.sum_rows(vocab, &streamed, 0, hidden, tile, pitch, partial, sums_pitch(plan), add)
             add = True
@@ -111,7 +112,7 @@ cdef void keep_statistics(
     cdef Py_ssize_t i
     for i in range(block.chunk.rows):
         copy_number(run.p.logits_max, chunk.row_numbers[i], chunk.max, i, acc)
-        run.sums[chunk.row_numbers[i]].sum = sums[i]
         set_number(chunk.sum, i, acc == 8, NAN if number(chunk.max, i, acc == 8) == -INFINITY else sums[i])
+        copy_number(run.p.sum_exp, chunk.row_numbers[i], chunk.sum, i, acc)
         if run.p.rest != NULL:
             finish_row(run.p, chunk.row_numbers[i], number(chunk.sum, i, acc == 8))

@@ -207,16 +207,24 @@ cdef void run_plans(void *schedule, Team *team) noexcept nogil:
 
 
 cdef int begin_statistics(Schedule *s, double *last_check) except -1 nogil:
-    """Initialise the statistics: maxima to -inf, sums and targets' logits to 0."""
+    """Initialise the statistics: maxima to -inf, sums and targets' logits to 0.
+
+    Tasks that stream rows write the statistics of active rows themselves.
+    """
     cdef ag_loss_row *row
     cdef bint is_double = acc_size_of(s.p.dtype) == 8
+    cdef bint streams_rows = s.plans.count > 0 and s.plans.each[0].sweep == ROWS_STREAMED
     cdef Py_ssize_t part, begin, end, i
+    if streams_rows and s.p.rows.active == s.p.rows.total:
+        return 0
     for part in range(ceil_div(s.p.rows.total, ROWS_PER_CHECK)):
         begin = part * ROWS_PER_CHECK
         end = min(begin + ROWS_PER_CHECK, s.p.rows.total)
         for i in range(begin, end):
             set_number(s.p.logits_max, i, is_double, -INFINITY)
             set_number(s.p.predicted, i, is_double, 0)
+            if streams_rows:
+                set_number(s.p.sum_exp, i, is_double, 0)
             if s.p.rest != NULL:
                 s.p.rest[i] = -1
             if s.p.with_more:

@@ -78,6 +78,10 @@ cdef void add_weights(
     """Add the weights of rows in [begin, end) to AG_SUM_LANES sums: of the cross-entropy, and of the squared lse."""
     cdef Py_ssize_t row
     cdef double weight
+    if o.target_count == 1 and not has_classes:
+        for row in range(begin, end):
+            ag_sum_add(&squares[row % AG_SUM_LANES], 0 if target_at(o, row) == o.ignore_index else o.token_weight[row])
+        return
     for row in range(begin, end):
         if is_ignored(o, row):
             continue

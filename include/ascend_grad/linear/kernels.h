@@ -68,6 +68,7 @@
 #if !AG_IS_DOT
 #include "skinny_grads.h"
 #include "skinny_epilogue.h"
+#include "skinny_loss.h"
 #include "skinny_top_k.h"
 #endif
 
@@ -122,6 +123,9 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .columns_to_logits = SUMS(columns_to_logits),
     .columns_to_gradient = SUMS(columns_to_gradient),
     .columns_to_max_sum = SUMS(columns_to_max_sum),
+    .columns_to_loss = SUMS(columns_to_loss),
+    .sum_tile = SUMS(sum_tile),
+    .losses = SUMS(losses),
 };
 
 #undef AG_BY_DTYPE

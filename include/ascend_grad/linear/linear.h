@@ -42,9 +42,11 @@
  * These rows are called resident, the rows of the other matrix streamed. A tile of at most AG_TILE logits is computed from rows
  * in place and becomes P. It is multiplied with the same streamed rows, which are still in L2. The gradient of the streamed
  * matrix is written once. The gradient of the resident matrix has a partial sum for each task.
- * If vocabulary entries are few, a tile is entries x rows, so that lanes are full for any number of entries. If both sides
- * are short, tasks are ranges of the features, and both gradients are written once. Logits of bfloat16 use dot products if
- * the CPU has them. The other products are f32: bfloat16 is widened while it is read.
+ * If vocabulary entries are few, a tile is entries x rows, so that lanes are full for any number of entries. A loss whose P is
+ * (softmax - one_hot) * grad then makes statistics and P of the same exponentials. Each lane adds up its own row, in the order of
+ * the entries, so that these sums do not depend on other rows.
+ * If both sides are short, tasks are ranges of the features, and both gradients are written once. Logits of bfloat16 use dot
+ * products if the CPU has them. The other products are f32: bfloat16 is widened while it is read.
  *
  * Matrix units have tiles of MR x MR (amx: 32 x 32, bfmmla: 8 x 8) and take MR / 2 elements along a sum at a time, so that
  * sums are filled up with zeros. Their left operands hold G elements of a row side by side: 16 in amx, 2 in bfmmla.
@@ -59,11 +61,10 @@
  * Files: pack.h has packing, gemm.h products, gemm_unit.h products on matrix units, with gemm_amx.h and gemm_bfmmla.h for
  * the instructions, compensation.h compensated sums, epilogue.h the conversion of logits, tasks.h the tasks of the packed
  * sweep. logits.h has what all epilogues share, row by row: the transformation of products to logits, further statistics,
- * and the gradient of the general loss, whose formulas are in loss_row.h. top_k.h and
- * skinny_top_k.h have the largest logits of each row.
- * skinny_rows.h, skinny_logits.h, skinny_grads.h and skinny_epilogue.h have the unpacked products. kernels.h makes the table
- * for one kind of arithmetic and one instruction set. foreach_kind.h includes it for float32 and float64; dot.h, amx.h and
- * bfmmla.h include it by pairs.h, for pairs of bfloat16.
+ * and the gradient of the general loss, whose formulas are in loss_row.h. top_k.h and skinny_top_k.h have the largest logits
+ * of each row. skinny_rows.h, skinny_logits.h, skinny_grads.h, skinny_epilogue.h and skinny_loss.h have the unpacked products.
+ * kernels.h makes the table for one kind of arithmetic and one instruction set. foreach_kind.h includes it for float32 and
+ * float64; dot.h, amx.h and bfmmla.h include it by pairs.h, for pairs of bfloat16.
  *
  * Order of sums. A sum runs in one accumulator for at most AG_CHAIN terms, or AG_P_CHAIN if one operand is P and no pairs are
  * used. Chains are combined with compensation (Knuth's two-sum). Blocks and chunks add partial sums to a result, with
@@ -315,6 +316,10 @@ typedef struct {
     void (*columns_to_logits)(const ag_linear_block *block, void *tile);
     void (*columns_to_gradient)(const ag_linear_block *block, void *tile);
     void (*columns_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, double *sum);
+    void (*columns_to_loss)(const ag_linear_block *block, void *tile, void *sum_exp, int with_gradient);
+    void (*sum_tile)(const ag_linear_block *block, const void *tile, double *sums);
+    /* Compute the losses of n rows from their statistics, in float64. */
+    void (*losses)(const double *rest, const void *predicted, const void *max, ptrdiff_t n, double *to);
 } ag_linear_kernels;
 
 /* ---- instantiation: every kind of arithmetic for every instruction set --------------------------------------------------- */

@@ -117,6 +117,14 @@ static void K(columns_to_logits)(const ag_linear_block *b, void *tile)
     const acc_t *bias = (const acc_t *)b->transform.bias;
     const int is_capped = b->transform.softcap > 0;
     const V inner = V_(set1)((acc_t)(is_capped ? K(inner_factor)(b) : 1));
+    if (bias && !is_capped && !b->rows && b->transform.scale == 1) {
+        for (ptrdiff_t c = 0; c < b->vocab.size; c++) {
+            const V added = V_(set1)(bias[b->vocab.start + c]);
+            acc_t *x = (acc_t *)tile + c * b->tile_pitch;
+            for (ptrdiff_t i = 0; i < b->chunk.rows; i += VL) V_(store)(x + i, V_(load)(x + i) + added);
+        }
+        return;
+    }
     for (ptrdiff_t i = 0; i < b->chunk.rows; i += VL) {
         acc_t factors[VL] = {0};
         for (ptrdiff_t k = i; k < i + VL && k < b->chunk.rows; k++) factors[k - i] = (acc_t)K(outer_factor)(b, k);
@@ -188,6 +196,16 @@ static void K(columns_to_gradient)(const ag_linear_block *b, void *to)
     }
 }
 
+/* Compute the further statistics of row i, from all of its logits and their maximum. */
+static void K(put_more)(const ag_linear_block *b, ptrdiff_t i, const acc_t *row, acc_t max)
+{
+    ag_loss_row *of_row = b->rows + b->chunk.row_numbers[i];
+    ag_more more;
+    K(more_of_row)(b, i, row, 0, b->vocab.size, max, (acc_t)-INFINITY, &more);
+    of_row->moment = more.moment, of_row->deficit = more.deficit, of_row->weight = more.weight;
+    of_row->argmax = more.argmax;
+}
+
 /* Compute the maximum and the sum of exponentials of every row, complete since the tile holds all vocabulary entries. */
 static void K(columns_to_max_sum)(const ag_linear_block *b, const void *from, void *max, double *sum)
 {
@@ -222,16 +240,10 @@ static void K(columns_to_max_sum)(const ag_linear_block *b, const void *from, vo
             K(gather_row)(b, tile, i, row);
         }
         if (b->statistics.rest) b->statistics.rest[number] = K(rest_of_row)(row, b->vocab.size, of_max, (acc_t)sum[i]);
-        if (b->statistics.with_more) {
-            ag_more more;
-            K(more_of_row)(b, i, row, 0, b->vocab.size, of_max, (acc_t)-INFINITY, &more);
-            b->rows[number].moment = more.moment, b->rows[number].deficit = more.deficit;
-            b->rows[number].weight = more.weight, b->rows[number].argmax = more.argmax;
-        }
+        if (b->statistics.with_more) K(put_more)(b, i, row, of_max);
         if (b->statistics.target_logits) K(store_target_logits)(b, i, 0, b->vocab.size, row);
-        if (b->chunk.target[i] >= 0 && b->chunk.target[i] < b->vocab.size) {
-            ((acc_t *)b->statistics.predicted)[b->chunk.row_numbers[i]] = tile[b->chunk.target[i] * b->tile_pitch + i];
-        }
+        const int has_target = b->chunk.target[i] >= 0 && b->chunk.target[i] < b->vocab.size;
+        ((acc_t *)b->statistics.predicted)[number] = has_target ? tile[b->chunk.target[i] * b->tile_pitch + i] : 0;
         if (b->statistics.logits.data) {
             acc_t row[AG_MAX_UNPACKED_ROWS];
             for (ptrdiff_t c = 0; c < b->vocab.size; c++) row[c] = tile[c * b->tile_pitch + i];

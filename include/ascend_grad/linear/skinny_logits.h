@@ -173,10 +173,15 @@ static void K(load_columns)(const ag_rows *rows, ptrdiff_t first, ptrdiff_t n, a
     const ag_matrix *from = &rows->matrix;
     const int itemsize = ag_itemsize[from->dtype];
     const ptrdiff_t count = rows->count, padded = (count + NR - 1) / NR * NR, runs = K(is_run)(rows) ? 1 : count;
+    /* 16-bit values lie in the upper half of the column, so that widening overwrites none that is not read yet. */
+    const ptrdiff_t upper = itemsize == sizeof(acc_t) ? 0 : AG_MAX_STREAMED_STEP * 2;
+    const char *start = from->data + (rows->numbers ? rows->numbers[0] : rows->start) * from->row_stride + first * from->step;
+    const int is_transposed = runs == 1 && K(is_dense)(from) &&
+                              AG_ISA_NAME(ag_transpose)((char *)columns + upper, sizeof columns[0], start, from->row_stride,
+                                                        count, n, itemsize);
     for (ptrdiff_t k = 0; k < n; k++) {
-        /* 16-bit values lie in the upper half of the column, so that widening overwrites none that is not read yet. */
-        char *raw = (char *)columns[k] + (itemsize == sizeof(acc_t) ? 0 : AG_MAX_STREAMED_STEP * 2);
-        for (ptrdiff_t i = 0; i < runs; i++) {
+        char *raw = (char *)columns[k] + upper;
+        for (ptrdiff_t i = 0; i < runs && !is_transposed; i++) {
             const char *source = from->data + (rows->numbers ? rows->numbers[i] : rows->start) * from->row_stride;
             ag_copy_rows(AG_VARIANT_BASELINE, raw + i * itemsize, 0, itemsize, source + (first + k) * from->step, 0,
                          from->row_stride, 1, count / runs, itemsize, from->swapped);
