@@ -237,7 +237,9 @@ cdef int run_loss(CrossEntropy *x, bint default_threads, double *last_check) exc
     set_denominators(&x.o, x.denominators, last_check)
     x.scale, x.inverse_temperature = scale_of_all(x), inverse_of(&x.o, x.o.temperature)
     x.outer_slope = logit_scale_of(&x.o) / factor_of(&x.o)
-    _tasks.run_team(run_phases, x, x.s.plan.threads, default_threads, last_check)
+    _tasks.run_team(
+        run_phases, x, x.s.plan.threads, default_threads, x.s.plan.threads * x.s.plan.cost, last_check
+    )
     return reduce_losses(x, last_check)
 
 

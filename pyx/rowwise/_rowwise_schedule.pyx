@@ -603,7 +603,9 @@ cdef void run_phases(void *schedule, Team *team) noexcept nogil:
 
 cdef int run(Schedule *s, bint default_threads, double *last_check) except -1 nogil:
     """Solve the problem in its workspace; see `_tasks.run_team` for the arguments."""
-    return _tasks.run_team(run_phases, s, s.plan.threads, default_threads, last_check)
+    return _tasks.run_team(
+        run_phases, s, s.plan.threads, default_threads, s.plan.threads * s.plan.cost, last_check
+    )
 
 
 cdef Status solve(const Problem *p, int num_threads) noexcept nogil:
