@@ -135,7 +135,7 @@ cdef void prepare_loss(CrossEntropy *x, const Problem *p, int threads) noexcept 
     most = max(<Py_ssize_t>1, min(<Py_ssize_t>MOST_ROWS, MOST_TARGETS // max(<Py_ssize_t>1, x.o.target_count)))
     if most > 64:
         most = most // 64 * 64
-    prepare(&x.s, &transformed, threads)
+    prepare(&x.s, &transformed, threads, NULL)
     limit_blocks(&x.s.plan, &x.s.p, most)
     x.kernels = loss_kernels(&x.s)
     x.is_single_target, x.is_plain = is_single_target(x), is_plain(x)

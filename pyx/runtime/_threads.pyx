@@ -22,8 +22,8 @@ cdef ag_atomic_int _limit = 0     # the number from set_num_threads or the envir
 # All times are in nanoseconds. The threads of a team fall asleep after a while without calls. Waking them takes 5 to 50
 # microseconds on idle cores, and milliseconds if the cores are busy or virtual: the calling thread spins and keeps its
 # worker from a core. Every team that may sleep is timed while it wakes. Calls after a pause are serial until their
-# serial times add up to what waking took. Calls of a program whose pauses have become cheap are detected by tries, which
-# cost at most one part in `TRY_AFTER` of the time.
+# serial times add up to the time that waking took. Now and then a team is tried anyway, in case that waking has become
+# faster: when teams would have saved `TRY_AFTER` times the time of waking.
 cdef double SERIAL_GATE = 10e3              # least serial time of a call for which a team pays
 cdef double IDLE_TIME = 8e6                 # time without teams after which their threads sleep
 cdef double FIRST_WAKE_TIME = 300e3         # time that the first team is expected to take to start its threads
@@ -181,9 +181,9 @@ cdef void record_team_times(double elapsed, double busy) noexcept nogil:
 
 
 cdef void record_short_call(double elapsed, double cost) noexcept nogil:
-    """Record the wall time of a team's call that is too short to read clocks of CPU time, and its estimated serial time.
+    """Record the wall time of a call in which no CPU time is read, and its estimated serial time.
 
-    Only a time far beyond the estimate is a loss.
+    Only a wall time far beyond the estimate is a loss.
     """
     if elapsed < cost or elapsed - cost > LOSS:
         record_team_times(elapsed, cost)
