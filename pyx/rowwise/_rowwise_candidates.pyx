@@ -1,7 +1,7 @@
 """Candidates: the kinds of plans that a row-wise problem may have, and the choice among them.
 
-A candidate makes the plans of one layout, of whole blocks, splits or boxes, for several sizes of blocks. The plan with the
-least estimated time (`_rowwise_costs`) is chosen; if times are equal, the first one.
+A candidate makes the plans of one layout, of whole blocks, splits or boxes, for several sizes of blocks. The plan with
+the least estimated time (`_rowwise_costs`) is chosen; if times are equal, the first one.
 """
 
 from ascend_grad._kernels cimport ag_dtype

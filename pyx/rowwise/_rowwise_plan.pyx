@@ -402,8 +402,8 @@ cdef void rows_of(
 ) noexcept nogil:
     """Set the range of a block's rows, or columns, which are numbered as rows of the problem.
 
-    A block of columns in place has one index of the outer axes. The rows of a box have other numbers, but for the first;
-    `end` tells their count.
+    A block of columns in place has one index of the outer axes. Of a box, `begin` is the first row, and `end - begin`
+    the number of rows.
     """
     cdef Py_ssize_t rows = 1, inner = p.shape[p.axes - 1], count, index
     cdef int axis
@@ -431,7 +431,7 @@ cdef void rows_of(
 cdef void box_dims(
     const Plan *plan, const Problem *p, const Operand *operand, Py_ssize_t begin, Py_ssize_t row_step, ag_dim *dims
 ) noexcept nogil:
-    """Set the dimensions of a box of an operand, whose first row is `begin`, and of its tile, with `row_step` bytes a row."""
+    """Set the dimensions of a box, whose first row is `begin`, in an operand and in a tile of `row_step` bytes a row."""
     cdef int axis
     for axis in reversed(range(p.axes)):
         dims[axis].length = min(plan.box[axis], p.shape[axis] - begin % p.shape[axis])

@@ -28,7 +28,7 @@ from ascend_grad._kernels cimport (
     ag_sum_total,
     ag_widen,
 )
-from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, aligned, arena_alloc
+from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, aligned, arena_alloc, magnitude
 from ascend_grad._rowwise_candidates cimport choose_plan, is_computed_at_once, is_plain
 from ascend_grad._rowwise_costs cimport plain_time
 from ascend_grad._rowwise_plan cimport (
@@ -527,10 +527,19 @@ cdef void copy_box(
     cdef ag_dim outer, inner, t
     cdef Py_ssize_t boxes = 1, box, rest, from_, to
     cdef int i, j
-    # The two longest dimensions come first, and are copied together with the elements of rows.
+    cdef bint by_stride, is_before
+    # The two longest dimensions come first, and are copied together with the elements of rows. In boxes they are the
+    # dimensions that are nearest in the operand and in a tile of columns, as both may be contiguous.
     for i in range(min(count, 2)):
+        by_stride = s.plan.is_boxed and (i == 0 or s.plan.by_columns)
         for j in range(i + 1, count):
-            if dims[j].length > dims[i].length:
+            if by_stride and dims[i].length > 1 and dims[j].length > 1:
+                is_before = (
+                    dims[j].to < dims[i].to if i else magnitude(dims[j].from_) < magnitude(dims[i].from_)
+                )
+            else:
+                is_before = dims[j].length > dims[i].length
+            if is_before:
                 t = dims[i]
                 dims[i], dims[j] = dims[j], t
     inner = dims[0]
