@@ -48,6 +48,7 @@ typedef struct {
     ag_event phase;      /* number of the current phase, starting at 1 */
     ag_event complete;   /* number of tasks of the current phase that are complete */
     int64_t busy;        /* CPU time of all threads in the phases, in nanoseconds */
+    int64_t arrival;     /* when the last thread arrived that has recorded it, of the monotonic clock; 0: none */
     ag_partition partitions[AG_MAX_PARTITIONS];
 } ag_team;
 
@@ -176,6 +177,12 @@ static AG_UNUSED void ag_team_cancel_phase(ag_team *team)
         left += __atomic_exchange_n(&team->partitions[p].unfetched, 0, __ATOMIC_RELAXED);
     }
     __atomic_add_fetch(&team->complete.value, (uint32_t)left, __ATOMIC_RELAXED);
+}
+
+/* Record that the calling thread runs; called by other threads than the primary one when they start. */
+static AG_UNUSED void ag_team_arrive(ag_team *team)
+{
+    __atomic_store_n(&team->arrival, ag_monotonic_ns(), __ATOMIC_RELAXED);
 }
 
 /* Add the CPU time that a thread used for the phase, in nanoseconds, to the team's `busy`. */

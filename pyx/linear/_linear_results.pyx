@@ -235,10 +235,11 @@ cdef void compute_probabilities(const void *context, Py_ssize_t task, int thread
 cdef int write_probabilities(const Probabilities *p, int num_threads, double *last_check) except -1 nogil:
     """Write the probabilities, on a team of threads. `num_threads` 0: the default."""
     cdef ProbabilityTasks tasks
+    cdef double cost = <double>p.rows * p.n
     tasks.p = p
     tasks.part_size = align_up(min(max(p.n, 1), PROBABILITIES_PER_TASK), SEGMENT)
     tasks.parts = ceil_div(p.n, tasks.part_size)
     return _tasks.run_tasks(
-        compute_probabilities, &tasks, p.rows * tasks.parts,
-        _threads.choose_num_threads(<double>p.rows * p.n, num_threads), num_threads == 0, last_check
+        compute_probabilities, &tasks, p.rows * tasks.parts, _threads.choose_num_threads(cost, num_threads),
+        num_threads == 0, cost, last_check
     )

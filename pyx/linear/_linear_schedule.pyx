@@ -239,13 +239,14 @@ cdef int begin_statistics(Schedule *s, double *last_check) except -1 nogil:
 cdef int run(Schedule *s, int num_threads, double *last_check) except -1 nogil:
     """Solve the problem in its workspace. `num_threads` 0: the default. `last_check`: see `_tasks.run_team`."""
     cdef int acc_size = acc_size_of(s.p.dtype)
+    cdef double cost = serial_time(s)
     if s.p.top_k:
         begin_top_k(&s.p, s.sums, last_check)
     elif s.p.with_statistics:
         begin_statistics(s, last_check)
     if s.plans.count:
         _tasks.run_team(
-            run_plans, s, _threads.choose_num_threads(serial_time(s), num_threads), num_threads == 0, last_check
+            run_plans, s, _threads.choose_num_threads(cost, num_threads), num_threads == 0, cost, last_check
         )
         if s.p.with_input_grad and s.p.rows.active < s.p.rows.total:
             clear_inactive_rows(&s.p.rows, acc_size, &s.p.input_grad, s.p.hidden, last_check)

@@ -20,7 +20,7 @@ from ascend_grad._loss_arguments cimport set_options, set_results
 from ascend_grad._memory cimport ALIGNMENT
 from ascend_grad._overlap cimport may_overlap, overlaps_partly
 from ascend_grad._rowwise_kernels cimport ag_row_op
-from ascend_grad._rowwise_plan cimport MAX_AXES, Problem, describe
+from ascend_grad._rowwise_plan cimport MAX_AXES, Plan, Problem, describe
 from ascend_grad._rowwise_python cimport plan_name
 from ascend_grad._rowwise_schedule cimport choose_threads, threads_of
 from ascend_grad._views cimport View, view_of
@@ -140,7 +140,8 @@ cdef object compute(Call call, int threads):
 
 
 cdef int solve(CrossEntropy *x, const Problem *p, int asked) except -1:
-    cdef int threads = choose_threads(p, asked)
+    cdef Plan serial                  # of the logits as they are; the loss may transform them
+    cdef int threads = choose_threads(p, asked, &serial)
     cdef cnp.ndarray memory
     cdef double last_check = 0
     prepare_loss(x, p, threads)

@@ -135,7 +135,7 @@ cdef void prepare_loss(CrossEntropy *x, const Problem *p, int threads) noexcept 
     most = max(<Py_ssize_t>1, min(<Py_ssize_t>MOST_ROWS, MOST_TARGETS // max(<Py_ssize_t>1, x.o.target_count)))
     if most > 64:
         most = most // 64 * 64
-    prepare(&x.s, &transformed, threads)
+    prepare(&x.s, &transformed, threads, NULL)
     limit_blocks(&x.s.plan, &x.s.p, most)
     x.kernels = loss_kernels(&x.s)
     x.is_single_target, x.is_plain = is_single_target(x), is_plain(x)
@@ -237,7 +237,9 @@ cdef int run_loss(CrossEntropy *x, bint default_threads, double *last_check) exc
     set_denominators(&x.o, x.denominators, last_check)
     x.scale, x.inverse_temperature = scale_of_all(x), inverse_of(&x.o, x.o.temperature)
     x.outer_slope = logit_scale_of(&x.o) / factor_of(&x.o)
-    _tasks.run_team(run_phases, x, x.s.plan.threads, default_threads, last_check)
+    _tasks.run_team(
+        run_phases, x, x.s.plan.threads, default_threads, x.s.plan.threads * x.s.plan.cost, last_check
+    )
     return reduce_losses(x, last_check)
 
 

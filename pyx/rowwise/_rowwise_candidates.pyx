@@ -1,7 +1,7 @@
 """Candidates: the kinds of plans that a row-wise problem may have, and the choice among them.
 
-A candidate makes the plans of one layout, of whole blocks or of splits, for several sizes of blocks. The plan with the least
-estimated time (`_rowwise_costs`) is chosen; if times are equal, the first one.
+A candidate makes the plans of one layout, of whole blocks, splits or boxes, for several sizes of blocks. The plan with
+the least estimated time (`_rowwise_costs`) is chosen; if times are equal, the first one.
 """
 
 from ascend_grad._kernels cimport ag_dtype
@@ -22,11 +22,14 @@ from ascend_grad._rowwise_plan cimport (
     Problem,
     all_native,
     are_dense_rows,
+    axes_disagree,
+    cut_boxes,
     cut_columns,
     cut_rows,
     cut_tiles,
     has_columns,
     has_mask,
+    is_loss,
     is_used,
     new_plan,
     row_pitch,
@@ -45,16 +48,17 @@ ctypedef struct Candidate:
     const char *name
     Layout layout
     bint is_split
+    bint is_boxed
 
 
-cdef Candidate candidate(const char *name, Layout layout, bint is_split):
+cdef Candidate candidate(const char *name, Layout layout, bint is_split, bint is_boxed=False):
     cdef Candidate made
-    made.name, made.layout, made.is_split = name, layout, is_split
+    made.name, made.layout, made.is_split, made.is_boxed = name, layout, is_split, is_boxed
     return made
 
 
 cdef enum:
-    CANDIDATE_COUNT = 8
+    CANDIDATE_COUNT = 10
 
 cdef Candidate[CANDIDATE_COUNT] CANDIDATES
 CANDIDATES[0] = candidate(b"rows in place", ROWS, False)
@@ -65,6 +69,8 @@ CANDIDATES[4] = candidate(b"rows in place, split", ROWS, True)
 CANDIDATES[5] = candidate(b"columns in place, split", COLUMNS, True)
 CANDIDATES[6] = candidate(b"rows, gathered, split", ROW_TILES, True)
 CANDIDATES[7] = candidate(b"columns, gathered, split", COLUMN_TILES, True)
+CANDIDATES[8] = candidate(b"rows, gathered, in boxes", ROW_TILES, False, True)
+CANDIDATES[9] = candidate(b"columns, gathered, in boxes", COLUMN_TILES, False, True)
 
 # The index of the only candidate that is chosen if it has plans, for tests, or -1.
 cdef int _forced = -1
@@ -122,13 +128,17 @@ cdef bint is_computed_at_once(const Problem *p, Layout *layout, const ag_row_ker
     return p.rows * p.n <= SMALL and is_plain(p, layout, kernels)
 
 
-cdef bint fits(const Problem *p, Layout layout) noexcept nogil:
-    """Return whether kernels can compute the problem in a layout."""
-    if layout == ROWS:
+cdef bint fits(const Problem *p, const Candidate *which, const ag_row_kernels *kernels) noexcept nogil:
+    """Return whether a candidate may have plans for the problem."""
+    if which.is_split and p.n <= kernels.segment:
+        return False
+    if which.is_boxed and (is_loss(p.op) or not axes_disagree(p)):
+        return False
+    if which.layout == ROWS:
         return rows_fit(p)
-    if layout == COLUMNS:
+    if which.layout == COLUMNS:
         return columns_fit(p)
-    return layout == ROW_TILES or (has_columns(p.op) and not p.is_transformed)
+    return which.layout == ROW_TILES or (has_columns(p.op) and not p.is_transformed)
 
 # ---- the choice ------------------------------------------------------------------------------------------------------
 
@@ -145,11 +155,18 @@ cdef void compare(Best *best, const Problem *p, Plan *plan) noexcept nogil:
         best.plan, best.exists = plan[0], True
 
 
+cdef void cut(Plan *plan, const Problem *p, Py_ssize_t most) noexcept nogil:
+    if plan.is_boxed:
+        cut_boxes(plan, p, most)
+    else:
+        cut_tiles(plan, p, most)
+
+
 cdef void consider(Best *best, const Problem *p, Plan *plan) noexcept nogil:
     """Compare the plans of a candidate, of which `plan` is the beginning, with the best plan so far."""
     cdef bint is_small = p.rows * p.n <= SMALL and plan.threads == 1
     cdef Py_ssize_t size, most, row_bytes
-    if plan.is_split and (plan.segments == 1 or is_small):
+    if plan.is_split and is_small:
         return
     if plan.gathers and plan.direct[A] and plan.direct[B] and plan.direct[OUT] and (plan.direct[MASK] or not has_mask(p.op)):
         return  # in place
@@ -163,7 +180,7 @@ cdef void consider(Best *best, const Problem *p, Plan *plan) noexcept nogil:
         size = MOST_TILE if is_small else LEAST_TILE
         while size <= MOST_TILE:
             if size >= row_bytes or plan.is_split:
-                cut_tiles(plan, p, size // row_bytes)
+                cut(plan, p, size // row_bytes)
                 if size == LEAST_TILE or plan.tiles_size <= 2 * MOST_TILE:
                     compare(best, p, plan)
                 if plan.blocks == 1:
@@ -178,7 +195,7 @@ cdef void consider(Best *best, const Problem *p, Plan *plan) noexcept nogil:
                 cut_columns(plan, p, size)
                 compare(best, p, plan)
             else:
-                cut_tiles(plan, p, size)
+                cut(plan, p, size)
                 if plan.tiles_size <= 2 * MOST_TILE:
                     compare(best, p, plan)
         if size >= most:
@@ -198,8 +215,9 @@ cdef Plan choose_plan(const Problem *p, ag_dtype tile_dtype, const ag_row_kernel
         for i in range(CANDIDATE_COUNT):
             if is_at_once and (CANDIDATES[i].layout != layout or CANDIDATES[i].is_split):
                 continue
-            if (turn or _forced < 0 or i == _forced) and fits(p, CANDIDATES[i].layout):
-                plan = new_plan(p, tile_dtype, kernels, threads, CANDIDATES[i].layout, CANDIDATES[i].is_split)
+            if (turn or _forced < 0 or i == _forced) and fits(p, &CANDIDATES[i], kernels):
+                plan = new_plan(p, tile_dtype, kernels, threads, CANDIDATES[i].layout)
+                plan.is_split, plan.is_boxed = CANDIDATES[i].is_split, CANDIDATES[i].is_boxed
                 consider(&best, p, &plan)
         if best.exists:
             break

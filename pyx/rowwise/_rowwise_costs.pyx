@@ -84,8 +84,10 @@ cdef double LOSS_ROW = 8
 
 # ---- operands in memory ----------------------------------------------------------------------------------------------
 
-cdef Extent extent_of(const Problem *p, int which, Py_ssize_t rows, Py_ssize_t length) noexcept nogil:
-    """Return what a tile of an operand takes in memory: `length` elements of each of some adjacent rows."""
+cdef Extent extent_of(
+    const Problem *p, int which, Py_ssize_t rows, Py_ssize_t length, const Py_ssize_t *box
+) noexcept nogil:
+    """Return what a tile takes in an operand's memory: `length` elements of each of some adjacent rows, or of a box."""
     cdef const Operand *operand = &p.operands[which]
     cdef Py_ssize_t[MAX_AXES + 1] lengths, strides
     cdef Py_ssize_t stride, taken, run = operand.itemsize
@@ -96,7 +98,7 @@ cdef Extent extent_of(const Problem *p, int which, Py_ssize_t rows, Py_ssize_t l
         if k == 0:
             taken, stride = length, magnitude(operand.dim_stride)
         else:
-            taken, stride = min(rows, p.shape[axis]), magnitude(operand.strides[axis])
+            taken, stride = box[axis] if box != NULL else min(rows, p.shape[axis]), magnitude(operand.strides[axis])
             rows = ceil_div(rows, p.shape[axis])
             axis -= 1
         if taken == 1 or stride == 0:
@@ -129,7 +131,7 @@ cdef Memory memory_of(const Problem *p) noexcept nogil:
     cdef int i
     for i in range(OPERANDS):
         if is_used(p, i):
-            memory.extents[i] = extent_of(p, i, p.rows, p.n)
+            memory.extents[i] = extent_of(p, i, p.rows, p.n, NULL)
             lines += memory.extents[i].lines
     if lines * 64 <= _cpu.cache_size(2):
         memory.level = LINES_L2
@@ -172,9 +174,16 @@ cdef void count_copies(
 ) noexcept nogil:
     """Count the copies of all elements of an operand, once, between memory and tiles of so many rows of this length."""
     cdef const Operand *operand = &p.operands[which]
-    cdef int last = plan.axes[which].count - 1
+    cdef int last = plan.axes[which].count - 1, axis
     cdef Py_ssize_t across = magnitude(plan.axes[which].strides[last]), along = magnitude(operand.dim_stride), stride
     cdef Py_ssize_t row_count = min(rows, plan.axes[which].shape[last])
+    cdef bint is_last = True          # the nearest rows of the operand are adjacent in a tile of columns
+    if plan.is_boxed:
+        across, row_count = magnitude(operand.strides[p.axes - 1]), plan.box[p.axes - 1]
+        for axis in reversed(range(p.axes - 1)):
+            stride = magnitude(operand.strides[axis])
+            if plan.box[axis] > 1 and stride and (row_count == 1 or across == 0 or stride < across):
+                across, row_count, is_last = stride, plan.box[axis], False
     cdef bint by_rows = row_count > 1 and (across < along or length == 1)   # the smallest stride leads to the next row
     cdef Py_ssize_t run = row_count if by_rows else length
     stride = across if by_rows else along
@@ -183,7 +192,7 @@ cdef void count_copies(
         counts[LOOPS] += elements / max(<Py_ssize_t>SHORT_LOOP, max(row_count, length))
         return
     counts[LOOPS] += elements / run
-    if by_rows != plan.by_columns and row_count > 1 and length > 1:
+    if (by_rows != plan.by_columns and row_count > 1 and length > 1) or (plan.by_columns and not is_last):
         if stride == operand.itemsize and min(row_count, length) >= 4 and not operand.swapped:
             counts[TRANSPOSED] += elements * operand.itemsize / 4
         else:
@@ -203,11 +212,14 @@ cdef void count_terms(const Problem *p, const Memory *memory, const Plan *plan, 
     cdef int phases = (3 if is_forward(p.op) else 2) if plan.is_split else 1
     cdef int passes = 3 if is_forward(p.op) else 2, times, i, level = memory.level
     cdef Extent[OPERANDS] extents
+    cdef const Py_ssize_t *box = NULL
+    if plan.is_boxed:
+        box = plan.box
     for i in range(TERMS):
         counts[i] = 0
     for i in range(OPERANDS):
         if is_used(p, i):
-            extents[i] = memory.extents[i] if tiles == 1 else extent_of(p, i, rows, length)
+            extents[i] = memory.extents[i] if tiles == 1 else extent_of(p, i, rows, length, box)
             if i != OUT and i != MASK:
                 tile_bytes += extents[i].lines * 64
     counts[KERNELS] = kernel_time(p, plan)

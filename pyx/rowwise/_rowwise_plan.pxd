@@ -1,4 +1,4 @@
-from ascend_grad._kernels cimport ag_dtype
+from ascend_grad._kernels cimport ag_dim, ag_dtype
 from ascend_grad._rowwise_kernels cimport (
     AG_FORWARD,
     AG_LOSS_EXP,
@@ -67,6 +67,8 @@ ctypedef struct Plan:
     Py_ssize_t blocks                 # number of blocks
     Py_ssize_t block_size             # rows, or columns, of a block
     Py_ssize_t blocks_per_index       # blocks of one index of the outer axes (COLUMNS only)
+    bint is_boxed                     # blocks are boxes, ranges of every axis of the rows, instead of ranges of rows
+    Py_ssize_t[MAX_AXES] box          # most indices of a box along each axis of the rows (boxes only)
     bint is_split                     # tasks are splits, in several phases, instead of whole blocks
     Py_ssize_t splits                 # number of splits of a block
     Py_ssize_t split_size             # elements of a split along n, a multiple of the segment
@@ -118,10 +120,18 @@ cdef bint is_used(const Problem *p, int operand) noexcept nogil
 cdef bint are_dense_rows(const Problem *p) noexcept nogil
 cdef ag_dtype choose_tile_dtype(const Problem *p) noexcept nogil
 cdef Plan new_plan(
-    const Problem *p, ag_dtype tile_dtype, const ag_row_kernels *kernels, int threads, Layout layout, bint is_split
+    const Problem *p, ag_dtype tile_dtype, const ag_row_kernels *kernels, int threads, Layout layout
 ) noexcept nogil
 cdef void cut_rows(Plan *plan, const Problem *p) noexcept nogil
 cdef void cut_columns(Plan *plan, const Problem *p, Py_ssize_t columns) noexcept nogil
 cdef void cut_tiles(Plan *plan, const Problem *p, Py_ssize_t most) noexcept nogil
 cdef void limit_blocks(Plan *plan, const Problem *p, Py_ssize_t most) noexcept nogil
+cdef bint axes_disagree(const Problem *p) noexcept nogil
+cdef void cut_boxes(Plan *plan, const Problem *p, Py_ssize_t most) noexcept nogil
+cdef void rows_of(
+    const Plan *plan, const Problem *p, Py_ssize_t block, Py_ssize_t *begin, Py_ssize_t *end
+) noexcept nogil
+cdef void box_dims(
+    const Plan *plan, const Problem *p, const Operand *operand, Py_ssize_t begin, Py_ssize_t row_step, ag_dim *dims
+) noexcept nogil
 cdef Py_ssize_t row_pitch(const Plan *plan, Py_ssize_t rows, Py_ssize_t length) noexcept nogil

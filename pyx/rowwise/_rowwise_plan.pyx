@@ -6,7 +6,8 @@ first, and coalesced if the strides of all operands allow it. A plan says which 
   ROWS     every operand has unit stride along the reduced dimension: kernels read and write rows in place
   COLUMNS  every operand has unit stride along another dimension: kernels process blocks of columns in place
   ROW_TILES, COLUMN_TILES
-           blocks of rows or columns are gathered into a small buffer, computed there, and scattered
+           blocks of rows or columns are gathered into a small buffer, computed there, and scattered; if the
+           operands order the axes differently, a block may be a box, of whole cache lines of every operand
 
 Its tasks are whole blocks, or splits of blocks. The functions here make one plan each; `_rowwise_candidates` chooses
 among them.
@@ -15,11 +16,12 @@ The plan does not change results: rowwise.h fixes the order of every sum, so tha
 layout, plan and number of threads.
 """
 
+from cpython.pyport cimport PY_SSIZE_T_MAX
 from libc.stdint cimport uint8_t
 from libc.string cimport memset
 
 from ascend_grad cimport _cpu
-from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_dtype, ag_itemsize, ag_rounded_to_float32
+from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_dim, ag_dtype, ag_itemsize, ag_rounded_to_float32
 from ascend_grad._memory cimport ALIGNMENT, align_up, ceil_div, magnitude
 from ascend_grad._rowwise_kernels cimport (
     AG_PACKED_COLUMNS,
@@ -33,6 +35,7 @@ from ascend_grad._views cimport View, size_of
 cdef enum:
     CACHED_TILE_BYTES = 4 << 20      # most bytes of all tiles for which inputs are gathered once for all phases
     TASK_ELEMENTS = 1 << 15           # elements of a task, approximately
+    BOX_BYTES = 64                    # least contiguous bytes of an operand in a box: a cache line
 
 # ---- the problem -----------------------------------------------------------------------------------------------------
 
@@ -255,6 +258,20 @@ cdef bint is_transposed(const Problem *p) noexcept nogil:
     return False
 
 
+cdef bint axes_disagree(const Problem *p) noexcept nogil:
+    """Return whether an operand has the axes of the rows in another order than the problem."""
+    cdef int i, axis
+    cdef const Operand *operand
+    for i in range(OPERANDS):
+        operand = &p.operands[i]
+        for axis in range(1, p.axes):
+            if is_used(p, i) and operand.strides[axis - 1] and (
+                magnitude(operand.strides[axis - 1]) < magnitude(operand.strides[axis])
+            ):
+                return True
+    return False
+
+
 # ---- the plan --------------------------------------------------------------------------------------------------------
 
 cdef ag_dtype choose_tile_dtype(const Problem *p) noexcept nogil:
@@ -268,9 +285,9 @@ cdef ag_dtype choose_tile_dtype(const Problem *p) noexcept nogil:
 
 
 cdef Plan new_plan(
-    const Problem *p, ag_dtype tile_dtype, const ag_row_kernels *kernels, int threads, Layout layout, bint is_split
+    const Problem *p, ag_dtype tile_dtype, const ag_row_kernels *kernels, int threads, Layout layout
 ) noexcept nogil:
-    """Begin a plan for `kernels`, the kernels of `tile_dtype`, which `choose_tile_dtype` returned."""
+    """Begin a plan of whole blocks for `kernels`, the kernels of `tile_dtype`, which `choose_tile_dtype` returned."""
     cdef Plan plan
     cdef int operand
     cdef bint packs                   # rows are copied without the gaps between them, as only the last vector of a tile is partial
@@ -280,7 +297,6 @@ cdef Plan new_plan(
     plan.layout = layout
     plan.by_columns = layout == COLUMNS or layout == COLUMN_TILES
     plan.gathers = layout == ROW_TILES or layout == COLUMN_TILES
-    plan.is_split = is_split
     plan.nontemporal = use_nontemporal_stores(p, layout)
     plan.tile_dtype = tile_dtype
     plan.tile_itemsize = ag_itemsize[<int>tile_dtype]
@@ -338,6 +354,90 @@ cdef void cut_tiles(Plan *plan, const Problem *p, Py_ssize_t most) noexcept nogi
     place_tiles(plan, p)
     if plan.is_split:
         cut_waves(plan, p)
+
+
+cdef void lengthen_box(Plan *plan, const Problem *p, const Operand *operand) noexcept nogil:
+    """Lengthen a box until an operand has `BOX_BYTES` contiguous bytes in it, if that is possible."""
+    cdef Py_ssize_t run = operand.itemsize, stride, nearest, length
+    cdef int axis, found
+    while run < BOX_BYTES:
+        found, nearest, length = -1, magnitude(operand.dim_stride), p.n
+        if length == 1 or nearest < run:
+            nearest = PY_SSIZE_T_MAX
+        for axis in range(p.axes):
+            stride = magnitude(operand.strides[axis])
+            if p.shape[axis] > 1 and run <= stride < nearest:
+                found, nearest = axis, stride
+        if nearest >= BOX_BYTES:
+            return
+        if found >= 0:
+            length = min(p.shape[found], ceil_div(BOX_BYTES, nearest))
+            plan.box[found] = max(plan.box[found], length)
+        run = nearest * length
+
+
+cdef void cut_boxes(Plan *plan, const Problem *p, Py_ssize_t most) noexcept nogil:
+    """Cut the rows into boxes that have whole cache lines of every operand, of about `most` rows or more."""
+    cdef Py_ssize_t rows = 1, length
+    cdef int axis, i
+    for axis in range(p.axes):
+        plan.box[axis] = 1
+    for i in range(OPERANDS):
+        if is_used(p, i):
+            lengthen_box(plan, p, &p.operands[i])
+    for axis in range(p.axes):
+        rows *= plan.box[axis]
+    plan.blocks = 1
+    for axis in reversed(range(p.axes)):
+        length = min(p.shape[axis], max(<Py_ssize_t>1, most // rows) * plan.box[axis])
+        rows = rows // plan.box[axis] * length
+        plan.box[axis] = length
+        plan.blocks *= ceil_div(p.shape[axis], length)
+    plan.block_size, plan.wave = rows, plan.blocks
+    place_tiles(plan, p)
+
+
+cdef void rows_of(
+    const Plan *plan, const Problem *p, Py_ssize_t block, Py_ssize_t *begin, Py_ssize_t *end
+) noexcept nogil:
+    """Set the range of a block's rows, or columns, which are numbered as rows of the problem.
+
+    A block of columns in place has one index of the outer axes. Of a box, `begin` is the first row, and `end - begin`
+    the number of rows.
+    """
+    cdef Py_ssize_t rows = 1, inner = p.shape[p.axes - 1], count, index
+    cdef int axis
+    if not plan.is_boxed and plan.layout != COLUMNS:
+        begin[0] = block * plan.block_size
+        end[0] = min(begin[0] + plan.block_size, p.rows)
+        return
+    if not plan.is_boxed:
+        index = block // plan.blocks_per_index
+        begin[0] = index * inner + block % plan.blocks_per_index * plan.block_size
+        end[0] = min(begin[0] + plan.block_size, (index + 1) * inner)
+        return
+    inner = 1
+    begin[0] = 0
+    for axis in reversed(range(p.axes)):
+        count = ceil_div(p.shape[axis], plan.box[axis])
+        index = block % count * plan.box[axis]
+        block //= count
+        begin[0] += index * inner
+        rows *= min(plan.box[axis], p.shape[axis] - index)
+        inner *= p.shape[axis]
+    end[0] = begin[0] + rows
+
+
+cdef void box_dims(
+    const Plan *plan, const Problem *p, const Operand *operand, Py_ssize_t begin, Py_ssize_t row_step, ag_dim *dims
+) noexcept nogil:
+    """Set the dimensions of a box, whose first row is `begin`, in an operand and in a tile of `row_step` bytes a row."""
+    cdef int axis
+    for axis in reversed(range(p.axes)):
+        dims[axis].length = min(plan.box[axis], p.shape[axis] - begin % p.shape[axis])
+        dims[axis].from_, dims[axis].to = operand.strides[axis], row_step
+        row_step *= dims[axis].length
+        begin //= p.shape[axis]
 
 
 cdef void limit_blocks(Plan *plan, const Problem *p, Py_ssize_t most) noexcept nogil:

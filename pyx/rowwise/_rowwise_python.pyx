@@ -11,7 +11,7 @@ from ascend_grad._kernels cimport ag_stream_add, ag_variant
 from ascend_grad._memory cimport ALIGNMENT, ceil_div
 from ascend_grad._overlap cimport overlaps_partly
 from ascend_grad._rowwise_kernels cimport AG_MASKED_LOGIT, ag_row_op
-from ascend_grad._rowwise_plan cimport Problem, describe, has_b, has_mask
+from ascend_grad._rowwise_plan cimport Plan, Problem, describe, has_b, has_mask
 from ascend_grad._rowwise_schedule cimport (
     Schedule,
     choose_threads,
@@ -39,7 +39,8 @@ cdef tuple _LAYOUTS = ("rows in place", "columns in place", "rows, gathered", "c
 
 
 cdef int compute_problem(const Problem *p, int asked) except -1:
-    cdef int threads = choose_threads(p, asked)
+    cdef Plan serial
+    cdef int threads = choose_threads(p, asked, &serial)
     cdef Schedule schedule
     cdef cnp.ndarray memory
     cdef Py_ssize_t nbytes
@@ -47,7 +48,7 @@ cdef int compute_problem(const Problem *p, int asked) except -1:
     # A small problem keeps the interpreter's lock, as releasing it would take as long as the problem.
     if compute_at_once(p, threads):
         return 0
-    prepare(&schedule, p, threads)
+    prepare(&schedule, p, threads, &serial)
     nbytes = workspace_size(&schedule)
     if nbytes:
         memory = _memory.workspace(nbytes)
@@ -121,13 +122,14 @@ cdef Py_ssize_t workspace_bound(Call call, int threads) except -1:
     if not describe_call(&p, call, out):
         return copy
     for count in [threads] if threads else [1, threads_of(&p, 0)]:
-        prepare(&schedule, &p, count)
+        prepare(&schedule, &p, count, NULL)
         most = max(most, workspace_size(&schedule))
     return copy + most
 
 
 cdef str plan_name(const Schedule *schedule):
-    return _LAYOUTS[<int>schedule.plan.layout] + (", split" if schedule.plan.is_split else "")
+    cdef str blocks = ", in boxes" if schedule.plan.is_boxed else ""
+    return _LAYOUTS[<int>schedule.plan.layout] + (", split" if schedule.plan.is_split else blocks)
 
 
 cdef tuple plan_and_threads(Call call, int threads):
@@ -137,7 +139,7 @@ cdef tuple plan_and_threads(Call call, int threads):
     if not describe_call(&p, call, shape_of_result(call)):
         return "nothing to compute", 1, 0.0
     threads = threads_of(&p, threads)
-    prepare(&schedule, &p, threads)
+    prepare(&schedule, &p, threads, NULL)
     return plan_name(&schedule), threads, schedule.plan.cost
 
 

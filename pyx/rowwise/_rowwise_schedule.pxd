@@ -31,10 +31,10 @@ ctypedef struct Schedule:
     double *sum                       # (rows,): sums of rows
 
 
-cdef int choose_threads(const Problem *p, int asked) noexcept nogil
+cdef int choose_threads(const Problem *p, int asked, Plan *serial) noexcept nogil
 cdef int threads_of(const Problem *p, int asked) noexcept nogil
 cdef bint compute_at_once(const Problem *p, int threads) noexcept nogil
-cdef void prepare(Schedule *s, const Problem *p, int threads) noexcept nogil
+cdef void prepare(Schedule *s, const Problem *p, int threads, const Plan *serial) noexcept nogil
 cdef Py_ssize_t workspace_size(Schedule *s) noexcept nogil
 cdef Py_ssize_t place_workspace(Schedule *s, char *base) noexcept nogil
 cdef int run(Schedule *s, bint default_threads, double *last_check) except -1 nogil

@@ -28,7 +28,7 @@ from ascend_grad._kernels cimport (
     ag_sum_total,
     ag_widen,
 )
-from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, aligned, arena_alloc
+from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, aligned, arena_alloc, magnitude
 from ascend_grad._rowwise_candidates cimport choose_plan, is_computed_at_once, is_plain
 from ascend_grad._rowwise_costs cimport plain_time
 from ascend_grad._rowwise_plan cimport (
@@ -43,6 +43,7 @@ from ascend_grad._rowwise_plan cimport (
     Operand,
     Plan,
     Problem,
+    box_dims,
     choose_tile_dtype,
     columns_at,
     has_b,
@@ -51,6 +52,7 @@ from ascend_grad._rowwise_plan cimport (
     is_loss,
     offset_of,
     row_pitch,
+    rows_of,
     tile_at,
 )
 from ascend_grad._rowwise_kernels cimport (
@@ -107,12 +109,16 @@ cdef const ag_row_kernels *kernels_of(const Problem *p, ag_dtype dtype) noexcept
     return ag_rowwise_kernels(_cpu.active(), dtype, AG_SOFTMAX if is_loss(p.op) else p.op)
 
 
-cdef double serial_time(const Problem *p) noexcept nogil:
-    """Return the estimated nanoseconds that one thread takes."""
+cdef double serial_time(const Problem *p, Plan *serial) noexcept nogil:
+    """Return the estimated nanoseconds of one thread, and set its plan, which has no blocks if none is needed."""
     cdef ag_dtype dtype = choose_tile_dtype(p)
     cdef const ag_row_kernels *kernels = kernels_of(p, dtype)
     cdef Layout layout
-    return plain_time(p) if is_plain(p, &layout, kernels) else choose_plan(p, dtype, kernels, 1).cost
+    serial.blocks = 0
+    if is_plain(p, &layout, kernels):
+        return plain_time(p)
+    serial[0] = choose_plan(p, dtype, kernels, 1)
+    return serial.cost
 
 
 cdef int most_threads(double cost) noexcept nogil:
@@ -122,15 +128,23 @@ cdef int most_threads(double cost) noexcept nogil:
 
 cdef int threads_of(const Problem *p, int asked) noexcept nogil:
     """Return the number of threads of calls that follow one another. `asked` is the caller's number, or 0."""
-    cdef double cost = 0 if asked else serial_time(p)
+    cdef Plan serial
+    cdef double cost = 0 if asked else serial_time(p, &serial)
     cdef int threads = _threads.expected_threads(cost, asked)
     return threads if asked else min(threads, most_threads(cost))
 
 
-cdef int choose_threads(const Problem *p, int asked) noexcept nogil:
-    """Choose the number of threads for a problem. `asked` is the caller's number, or 0 for the default."""
-    cdef double cost = 0 if asked else serial_time(p)
-    cdef int threads = _threads.choose_num_threads(cost, asked)
+cdef int choose_threads(const Problem *p, int asked, Plan *serial) noexcept nogil:
+    """Choose the number of threads for a problem. `asked` is the caller's number, or 0 for the default.
+
+    `serial` becomes the plan of one thread if it was made for the choice; otherwise it has no blocks.
+    """
+    cdef double cost = 0
+    cdef int threads
+    serial.blocks = 0
+    if not asked:
+        cost = serial_time(p, serial)
+    threads = _threads.choose_num_threads(cost, asked)
     if asked or threads == 1:
         return threads
     return 1 if _threads.is_oversubscribed() else min(threads, most_threads(cost))
@@ -153,13 +167,16 @@ cdef bint compute_at_once(const Problem *p, int threads) noexcept nogil:
     return True
 
 
-cdef void prepare(Schedule *s, const Problem *p, int threads) noexcept nogil:
-    """Fill in a schedule without a workspace."""
+cdef void prepare(Schedule *s, const Problem *p, int threads, const Plan *serial) noexcept nogil:
+    """Fill in a schedule without a workspace. `serial`: see `choose_threads`, or NULL."""
     cdef ag_dtype dtype = choose_tile_dtype(p)
     memset(s, 0, sizeof(Schedule))
     s.p = p[0]
     s.variant = _cpu.active()
-    s.plan = choose_plan(p, dtype, kernels_of(p, dtype), threads)
+    if threads == 1 and serial != NULL and serial.blocks:
+        s.plan = serial[0]
+    else:
+        s.plan = choose_plan(p, dtype, kernels_of(p, dtype), threads)
     if s.plan.blocks * s.plan.splits == 1:
         s.plan.threads = 1
     s.rows = min(p.rows, s.plan.wave * s.plan.block_size)
@@ -206,10 +223,10 @@ cdef char *tiles_of(const Schedule *s, Py_ssize_t task, int thread) noexcept nog
 
 cdef void whole_block(const Schedule *s, Py_ssize_t block, int thread) noexcept nogil:
     """Compute a block of whole rows, or a block of whole columns."""
-    cdef Py_ssize_t begin = block * s.plan.block_size
-    cdef Py_ssize_t end = min(begin + s.plan.block_size, s.p.rows)
+    cdef Py_ssize_t begin, end
     cdef char *tiles = tiles_of(s, block, thread)
     cdef ag_tile tile
+    rows_of(&s.plan, &s.p, block, &begin, &end)
     if s.plan.by_columns:
         column_tile(s, block, 0, s.p.n, tiles, &tile)
         s.plan.kernels.columns(&tile, scratch_of(s, thread))
@@ -321,27 +338,12 @@ cdef void combine_max(const Schedule *s, Py_ssize_t row) noexcept nogil:
 # A tile is in place, or gathered into the thread's or task's buffer, where the results overwrite the first input, or
 # the second tile if the first input is transformed.
 
-cdef void columns_of(const Schedule *s, Py_ssize_t block, Py_ssize_t *begin, Py_ssize_t *end) noexcept nogil:
-    """Set the range of a block's columns, which are numbered as rows of the problem.
-
-    A block in place has one index of the outer axes.
-    """
-    cdef Py_ssize_t inner = s.p.shape[s.p.axes - 1], index
-    if s.plan.gathers:
-        begin[0] = block * s.plan.block_size
-        end[0] = min(begin[0] + s.plan.block_size, s.p.rows)
-    else:
-        index = block // s.plan.blocks_per_index
-        begin[0] = index * inner + block % s.plan.blocks_per_index * s.plan.block_size
-        end[0] = min(begin[0] + s.plan.block_size, (index + 1) * inner)
-
-
 cdef Py_ssize_t column_tile(
     const Schedule *s, Py_ssize_t block, Py_ssize_t k, Py_ssize_t length, char *tiles, ag_tile *tile
 ) noexcept nogil:
     """Fill in a tile of a block of columns, `length` rows from k on, and return the number of its first column."""
     cdef Py_ssize_t begin, end
-    columns_of(s, block, &begin, &end)
+    rows_of(&s.plan, &s.p, block, &begin, &end)
     if s.plan.gathers:
         gather(s, begin, end, k, length, tiles, tile)
         tile.fits_l2 = True
@@ -363,7 +365,7 @@ cdef void scatter_columns(
 ) noexcept nogil:
     cdef Py_ssize_t begin, end
     if s.plan.gathers:
-        columns_of(s, block, &begin, &end)
+        rows_of(&s.plan, &s.p, block, &begin, &end)
         scatter(s, begin, end, k, length, tiles, tile)
 
 
@@ -493,6 +495,11 @@ cdef void copy_elements(
     cdef char *at
     elements.length, elements.from_ = length, operand.dim_stride
     elements.to = pitch * itemsize if s.plan.by_columns else itemsize
+    if s.plan.is_boxed:
+        box_dims(&s.plan, &s.p, operand, begin, row_step, dims)
+        at = operand.data + k * operand.dim_stride + offset_of(&s.p, operand, begin)
+        copy_box(s, operand, at, dense, dims, s.p.axes, elements, to_operand)
+        return
     while row < end:
         # The next block has whole inner axes, as many as fit, and a part of the axis before them.
         axis, index, whole = axes.count - 1, row, 1
@@ -520,10 +527,19 @@ cdef void copy_box(
     cdef ag_dim outer, inner, t
     cdef Py_ssize_t boxes = 1, box, rest, from_, to
     cdef int i, j
-    # The two longest dimensions come first, and are copied together with the elements of rows.
+    cdef bint by_stride, is_before
+    # The two longest dimensions come first, and are copied together with the elements of rows. In boxes they are the
+    # dimensions that are nearest in the operand and in a tile of columns, as both may be contiguous.
     for i in range(min(count, 2)):
+        by_stride = s.plan.is_boxed and (i == 0 or s.plan.by_columns)
         for j in range(i + 1, count):
-            if dims[j].length > dims[i].length:
+            if by_stride and dims[i].length > 1 and dims[j].length > 1:
+                is_before = (
+                    dims[j].to < dims[i].to if i else magnitude(dims[j].from_) < magnitude(dims[i].from_)
+                )
+            else:
+                is_before = dims[j].length > dims[i].length
+            if is_before:
                 t = dims[i]
                 dims[i], dims[j] = dims[j], t
     inner = dims[0]
@@ -603,7 +619,9 @@ cdef void run_phases(void *schedule, Team *team) noexcept nogil:
 
 cdef int run(Schedule *s, bint default_threads, double *last_check) except -1 nogil:
     """Solve the problem in its workspace; see `_tasks.run_team` for the arguments."""
-    return _tasks.run_team(run_phases, s, s.plan.threads, default_threads, last_check)
+    return _tasks.run_team(
+        run_phases, s, s.plan.threads, default_threads, s.plan.threads * s.plan.cost, last_check
+    )
 
 
 cdef Status solve(const Problem *p, int num_threads) noexcept nogil:
@@ -611,13 +629,14 @@ cdef Status solve(const Problem *p, int num_threads) noexcept nogil:
 
     Signals are not checked.
     """
-    cdef int threads = choose_threads(p, num_threads)
+    cdef Plan serial
+    cdef int threads = choose_threads(p, num_threads, &serial)
     cdef Schedule schedule
     cdef char *memory = NULL
     cdef Py_ssize_t nbytes
     if compute_at_once(p, threads):
         return SUCCESS
-    prepare(&schedule, p, threads)
+    prepare(&schedule, p, threads, &serial)
     nbytes = workspace_size(&schedule)
     if nbytes:
         memory = <char *>malloc(nbytes)

@@ -98,6 +98,7 @@ cdef extern from "ascend_grad/team.h" nogil:
     ctypedef struct ag_team:
         int size
         int64_t busy
+        int64_t arrival
     int64_t ag_monotonic_ns()
     int64_t ag_coarse_ns()
     int64_t ag_thread_ns()
@@ -109,5 +110,6 @@ cdef extern from "ascend_grad/team.h" nogil:
     void ag_team_complete_task(ag_team *team)
     void ag_team_cancel_phase(ag_team *team)
     void ag_team_end_phase(ag_team *team)
+    void ag_team_arrive(ag_team *team)
     void ag_team_add_busy(ag_team *team, int64_t nanoseconds)
     int64_t ag_take(int64_t *value)

@@ -13,6 +13,7 @@ ctypedef struct Team:
     task_function function
     const void *context
     bint default_threads              # the caller gave no number of threads
+    bint measures                     # clocks of CPU time are read
     double *last_check                # time of the last check for signals; NULL: signals are not checked
     ag_flag is_cancelled              # a handler of a signal has raised an exception: no further task runs
 
@@ -20,7 +21,7 @@ ctypedef struct Team:
 ctypedef void (*program_function)(void *context, Team *team) noexcept nogil
 
 cdef int run_team(
-    program_function program, void *context, int threads, bint default_threads, double *last_check
+    program_function program, void *context, int threads, bint default_threads, double cost, double *last_check
 ) except -1 nogil
 cdef void run_phase(
     Team *team, task_function function, const void *context, Py_ssize_t tasks, bint by_thread
@@ -28,6 +29,7 @@ cdef void run_phase(
 cdef void run_serially(Team *team, task_function function, const void *context, Py_ssize_t tasks) noexcept nogil
 cdef bint is_cancelled(Team *team, int thread) noexcept nogil
 cdef int run_tasks(
-    task_function function, const void *context, Py_ssize_t tasks, int threads, bint default_threads, double *last_check
+    task_function function, const void *context, Py_ssize_t tasks, int threads, bint default_threads, double cost,
+    double *last_check
 ) except -1 nogil
 cdef int check_signals(double *last_check) except -1 nogil

@@ -18,6 +18,7 @@ from ascend_grad._kernels cimport (
     ag_monotonic_ns,
     ag_take,
     ag_team_add_busy,
+    ag_team_arrive,
     ag_team_begin_phase,
     ag_team_cancel_phase,
     ag_team_complete_task,
@@ -35,6 +36,8 @@ cdef extern from "Python.h":
 
 # Nanoseconds of computing after which signals are checked.
 cdef double CHECK_INTERVAL = 40e6
+# Least nanoseconds of serial work of a call whose threads' CPU time is read: a read takes up to 2.5 microseconds.
+cdef double LEAST_CPU_TIME = 200e3
 
 
 cdef bint is_check_due(double *last_check) noexcept nogil:
@@ -70,10 +73,10 @@ cdef bint is_cancelled(Team *team, int thread) noexcept nogil:
 cdef void work(Team *team, int thread) noexcept nogil:
     """Compute tasks of the current phase until none is left.
 
-    CPU time is measured for `record_team_times` alone, as reading its clock takes up to a microsecond.
+    CPU time is measured for `record_team_times` alone, as reading its clock takes up to 2.5 microseconds.
     """
     cdef ag_fpenv mode = ag_fpenv_enter()
-    cdef int64_t begin = ag_thread_ns() if team.default_threads else 0
+    cdef int64_t begin = ag_thread_ns() if team.measures else 0
     cdef Py_ssize_t task = ag_team_fetch_task(&team.team, thread)
     while task >= 0:
         team.function(team.context, task, thread)
@@ -81,7 +84,7 @@ cdef void work(Team *team, int thread) noexcept nogil:
         if thread == 0 and is_cancelled(team, 0):
             ag_team_cancel_phase(&team.team)
         task = ag_team_fetch_task(&team.team, thread)
-    if team.default_threads:
+    if team.measures:
         ag_team_add_busy(&team.team, ag_thread_ns() - begin)
     ag_fpenv_leave(mode)
 
@@ -115,12 +118,12 @@ cdef void run_phase(
         run_serially(team, function, context, tasks)
         return
     team.function, team.context = function, context
-    if team.default_threads:
+    if team.measures:
         begin = ag_monotonic_ns()
     ag_team_begin_phase(&team.team, tasks, by_thread)
     work(team, 0)
     ag_team_end_phase(&team.team)
-    if team.default_threads:
+    if team.measures:
         _threads.record_team_times(<double>(ag_monotonic_ns() - begin), <double>ag_take(&team.team.busy))
 
 
@@ -132,15 +135,17 @@ cdef void wait_for_phases(Team *team, int thread) noexcept nogil:
 
 
 cdef int run_team(
-    program_function program, void *context, int threads, bint default_threads, double *last_check
+    program_function program, void *context, int threads, bint default_threads, double cost, double *last_check
 ) except -1 nogil:
     """Run the program of a call on this thread, and its phases on a team of threads.
 
     `default_threads`: the caller gave no number of threads, so phases are serial while other processes keep the cores
-    busy. `last_check`: time of the call's last check for signals, 0: none yet. NULL: signals are not checked, and nothing
-    is raised.
+    busy. `cost`: estimated nanoseconds of the call on one thread. `last_check`: time of the call's last check for
+    signals, 0: none yet. NULL: signals are not checked, and nothing is raised.
     """
     cdef Team team
+    cdef int64_t begin = 0
+    cdef bint is_waking
     if last_check != NULL and last_check[0] == 0:
         last_check[0] = ag_coarse_ns()
     if default_threads and threads > 1 and _threads.is_oversubscribed():
@@ -148,28 +153,37 @@ cdef int run_team(
     if not _openmp.can_start_team(threads):
         threads = 1
     team.is_cancelled, team.default_threads, team.last_check = False, default_threads, last_check
+    team.measures = default_threads and cost >= LEAST_CPU_TIME
     ag_team_init(&team.team, threads, 1 if threads == 1 else _threads.usable_cores())
     if threads == 1:
         _openmp.record_team()
         program(context, &team)
     else:
+        is_waking = _threads.may_sleep()
+        begin = ag_monotonic_ns()
         with parallel(num_threads=threads):
             _openmp.record_team()
             if threadid() == 0:
                 team.team.size = _openmp.team_size()  # there may be fewer than asked for
                 program(context, &team)
-                if default_threads:
+                if team.measures:
                     team.end_of_phases = ag_monotonic_ns()
                 ag_team_shutdown(&team.team)
             else:
+                if is_waking:
+                    ag_team_arrive(&team.team)
                 wait_for_phases(&team, threadid())
         _openmp.record_pool(threads)
-        if default_threads:
+        if is_waking and team.team.arrival:
+            _threads.record_wake_time(<double>(team.team.arrival - begin))
+        if team.measures:
             # Threads that lack a core also delay the end of the team.
             _threads.record_team_times(
                 <double>(ag_monotonic_ns() - team.end_of_phases), <double>ag_take(&team.team.busy)
             )
-    _threads.mark_team_used()
+        elif default_threads:
+            _threads.record_short_call(<double>(ag_monotonic_ns() - begin), cost)
+    _threads.record_end(threads)
     return -1 if team.is_cancelled else 0
 
 
@@ -185,9 +199,10 @@ cdef void run_one_phase(void *context, Team *team) noexcept nogil:
 
 
 cdef int run_tasks(
-    task_function function, const void *context, Py_ssize_t tasks, int threads, bint default_threads, double *last_check
+    task_function function, const void *context, Py_ssize_t tasks, int threads, bint default_threads, double cost,
+    double *last_check
 ) except -1 nogil:
     """Compute all tasks of a call of one phase; see `run_team`."""
     cdef OnePhase phase
     phase.function, phase.context, phase.tasks = function, context, tasks
-    return run_team(run_one_phase, &phase, threads, default_threads, last_check)
+    return run_team(run_one_phase, &phase, threads, default_threads, cost, last_check)

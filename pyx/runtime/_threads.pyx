@@ -2,6 +2,8 @@
 
 import os
 
+from libc.math cimport sqrt
+
 from ascend_grad cimport _openmp
 from ascend_grad._kernels cimport ag_coarse_ns
 
@@ -17,13 +19,16 @@ cdef extern from *:
 # times, which are only hints.
 cdef ag_atomic_int _limit = 0     # the number from set_num_threads or the environment; 0: none
 
-# All times are in nanoseconds. The threads of a team fall asleep after a while without calls, and take long to wake if
-# the cores are busy (milliseconds were measured, as the calling thread spins and keeps its worker from a core). So a
-# short call after a pause is serial, until calls have followed each other for some time.
+# All times are in nanoseconds. The threads of a team fall asleep after a while without calls. Waking them takes 5 to 50
+# microseconds on idle cores, and milliseconds if the cores are busy or virtual: the calling thread spins and keeps its
+# worker from a core. Every team that may sleep is timed while it wakes. Calls after a pause are serial until their
+# serial times add up to the time that waking took. Now and then a team is tried anyway, in case that waking has become
+# faster: when teams would have saved `TRY_AFTER` times the time of waking.
 cdef double SERIAL_GATE = 10e3              # least serial time of a call for which a team pays
-cdef double WAKE_COST = 6e6                 # least serial time of a call that wakes a sleeping team
-cdef double IDLE_TIME = 8e6                 # time without calls after which a team sleeps
-cdef double WARM_UP_TIME = 1e6              # serial time of calls back to back after which a team is awake
+cdef double IDLE_TIME = 8e6                 # time without teams after which their threads sleep
+cdef double FIRST_WAKE_TIME = 300e3         # time that the first team is expected to take to start its threads
+cdef double MAX_WAKE_TIME = 6e6             # least serial time of a call that always wakes a team
+cdef double TRY_AFTER = 8.0                 # factor without unit
 # A team that is slower than one thread by `LOSS` has lost its cores to other processes. Calls are then serial for a
 # while that doubles with every loss. It is at least `BACKOFF` times the loss, so that the next try costs little of it.
 cdef double LOSS = 1e6
@@ -31,7 +36,10 @@ cdef double MIN_SERIAL_TIME = 20e6          # least time for which calls are ser
 cdef double MAX_SERIAL_TIME = 640e6         # most time for which calls are serial
 cdef double BACKOFF = 16.0                  # factor without unit
 cdef ag_atomic_double _last_use = 0.0       # time of the last call that may have used a team
-cdef ag_atomic_double _busy_time = 0.0      # serial time of calls back to back
+cdef ag_atomic_double _last_team = 0.0      # time of the end of the last team
+cdef ag_atomic_double _busy_time = 0.0      # serial time of calls back to back since a team may sleep
+cdef ag_atomic_double _wake_time = FIRST_WAKE_TIME  # time that a sleeping team takes to start
+cdef ag_atomic_double _missed = 0.0         # time that teams would have saved since one was last woken
 cdef ag_atomic_double _serial_until = 0.0   # time until which calls are serial
 cdef ag_atomic_double _serial_for = MIN_SERIAL_TIME  # time for which calls are serial after the next loss
 cdef ag_atomic_double _gain = 0.0           # time that teams saved against one thread since it last exceeded LOSS
@@ -99,18 +107,25 @@ cdef int choose_num_threads(double cost, int asked) noexcept nogil:
     It is `asked` unless that is 0, else 1 or the default, whichever is faster. A caller inside a team gets 1. A thread
     that cannot start a team always gets 1. OpenMP's limit holds for all numbers.
     """
-    global _last_use, _busy_time
+    global _last_use, _busy_time, _missed
+    cdef double now
+    cdef int threads
     if asked > 0:
         return possible(asked)
     if cost < SERIAL_GATE or _openmp.in_parallel():
         return 1
-    if ag_coarse_ns() - _last_use > IDLE_TIME:
+    now = ag_coarse_ns()
+    if now - _last_use > IDLE_TIME:
         _busy_time = 0.0
-    _last_use = ag_coarse_ns()
+    _last_use = now
+    threads = default_threads()
+    if threads == 1 or not may_sleep():
+        return threads
     _busy_time += cost
-    if cost < WAKE_COST and _busy_time - cost < WARM_UP_TIME:
+    if _busy_time <= _wake_time and _missed <= TRY_AFTER * _wake_time:
+        _missed += cost - cost / threads
         return 1
-    return default_threads()
+    return threads
 
 
 cdef int expected_threads(double cost, int asked) noexcept nogil:
@@ -120,10 +135,27 @@ cdef int expected_threads(double cost, int asked) noexcept nogil:
     return 1 if cost < SERIAL_GATE or _openmp.in_parallel() else default_threads()
 
 
-cdef void mark_team_used() noexcept nogil:
+cdef bint may_sleep() noexcept nogil:
+    """Return whether the threads of the last team may sleep by now."""
+    return ag_coarse_ns() - _last_team > IDLE_TIME
+
+
+cdef void record_end(int threads) noexcept nogil:
     """Record the end of a call that got its threads from `choose_num_threads`, from which idle time counts."""
-    global _last_use
+    global _last_use, _last_team
     _last_use = ag_coarse_ns()
+    if threads > 1:
+        _last_team = _last_use
+
+
+cpdef void record_wake_time(double time) noexcept nogil:
+    """Record how long the last thread of a team that may have slept took to start.
+
+    The geometric mean with earlier times follows both a machine that becomes idle and one that becomes busy.
+    """
+    global _wake_time, _missed
+    _wake_time = min(sqrt(max(time, 1e3) * _wake_time), MAX_WAKE_TIME)
+    _missed = 0.0
 
 
 cdef bint is_oversubscribed() noexcept nogil:
@@ -148,10 +180,26 @@ cdef void record_team_times(double elapsed, double busy) noexcept nogil:
         _gain = 0
 
 
+cdef void record_short_call(double elapsed, double cost) noexcept nogil:
+    """Record the wall time of a call in which no CPU time is read, and its estimated serial time.
+
+    Only a wall time far beyond the estimate is a loss.
+    """
+    if elapsed < cost or elapsed - cost > LOSS:
+        record_team_times(elapsed, cost)
+
+
 def set_limit(int limit):
     """Set the default number of threads, or with 0 as many as OpenMP, affinity and control groups allow."""
     global _limit
     _limit = limit
+
+
+def threads_after(double pause, double since_team, double cost):
+    """Return the default number of threads of a call of this serial time, `pause` after the last call, for tests."""
+    global _last_use, _last_team
+    _last_use, _last_team = ag_coarse_ns() - pause, ag_coarse_ns() - since_team
+    return choose_num_threads(cost, 0)
 
 
 def detect_oversubscription(bint enabled):

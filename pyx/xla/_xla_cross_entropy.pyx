@@ -23,7 +23,7 @@ from ascend_grad._kernels cimport AG_FLOAT64
 from ascend_grad._loss_options cimport LossOptions, is_dense
 from ascend_grad._memory cimport aligned, allocate, release
 from ascend_grad._rowwise_kernels cimport ag_row_op
-from ascend_grad._rowwise_plan cimport Problem, describe
+from ascend_grad._rowwise_plan cimport Plan, Problem, describe
 from ascend_grad._rowwise_schedule cimport choose_threads
 from ascend_grad._views cimport View
 from ascend_grad._xla_frame cimport (
@@ -150,12 +150,13 @@ cdef ag_xla_error *check_values(RowsCall *call) noexcept nogil:
 cdef ag_xla_error *solve(RowsCall *call) noexcept nogil:
     cdef CrossEntropy *x = &call.x
     cdef Problem p
+    cdef Plan serial                  # of the logits as they are; the loss may transform them
     cdef char *workspace
     cdef Py_ssize_t nbytes
     if not describe_problem(call, &p):
         finish_without_rows(x)
         return NULL
-    prepare_loss(x, &p, choose_threads(&p, call.num_threads))
+    prepare_loss(x, &p, choose_threads(&p, call.num_threads, &serial))
     nbytes = loss_workspace_size(x)
     workspace = allocate(nbytes)
     if workspace == NULL:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ascend_grad import _cpu
+from ascend_grad import _cpu, _openmp
 
 #: Least time of a call that nothing disturbs, in seconds, and the largest share of it between two checks of signals.
 #: The limit is a share and not a time, since a slow or busy machine stretches the call and the interval alike.
@@ -220,6 +220,28 @@ def test_a_given_number_of_threads_needs_no_cpu_time(run_script, recorded_clock)
         for threads in (1, 2, 3):
             ag.softmax(x, num_threads=threads)
             assert reads() == 0
+    """
+    run_script(script, LD_PRELOAD=recorded_clock)
+
+
+@pytest.mark.skipif(not _openmp.VERSION, reason="built without OpenMP")
+def test_short_calls_need_no_cpu_time(run_script, recorded_clock):
+    """Reading the CPU time takes a noticeable part of a short call. Long calls read it to find busy cores."""
+    script = """
+        import ctypes, time
+        import numpy as np
+        import ascend_grad as ag
+        from ascend_grad import _openmp, _threads
+        reads = ctypes.CDLL(None).take_cpu_time_reads
+        ag.set_num_threads(2)
+        _threads.detect_oversubscription(False)
+        short, long = np.ones((64, 2048), np.float32), np.ones((2048, 2048), np.float32)
+        for x in (short, long):
+            for _ in range(50):
+                reads()
+                ag.softmax(x)
+            assert _openmp.last_team_size() == 2
+            assert (reads() > 0) == (x is long)
     """
     run_script(script, LD_PRELOAD=recorded_clock)
 

@@ -79,8 +79,8 @@ BREAKS = {
     ),
     "one thread, whatever was asked for": Break(
         "pyx/rowwise/_rowwise_schedule.pyx",
-        "run_team(run_phases, s, s.plan.threads, default_threads",
-        "run_team(run_phases, s, 1, default_threads",
+        "run_phases, s, s.plan.threads, default_threads",
+        "run_phases, s, 1, default_threads",
         ("tests/rowwise/test_threads.py -k threads_and_caches",),
     ),
     "gradients written over logits that are still to be read": Break(
