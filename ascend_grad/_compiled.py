@@ -20,6 +20,7 @@ from . import (  # noqa: F401
     _cpu,
     _cpu_backend,
     _cross_entropy_finish,
+    _cross_entropy_full,
     _cross_entropy_python,
     _cross_entropy_rows,
     _cross_entropy_schedule,

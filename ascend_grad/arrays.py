@@ -163,6 +163,12 @@ def round_into(out: np.ndarray, values: np.ndarray) -> None:
         out[...] = np.array(odd, ndmin=1).view(np.float32).reshape(nearest.shape)
 
 
+def with_axis_innermost(array: np.ndarray, axis: int) -> np.ndarray:
+    """Return an array without memory of the shape of another one, whose elements along an axis are side by side."""
+    shape = (*array.shape[:axis], *array.shape[axis + 1 :], array.shape[axis])
+    return np.moveaxis(without_memory(shape, array.dtype), -1, axis)
+
+
 def without_memory(shape: tuple[int, ...], dtype: np.dtype, strides: tuple[int, ...] | None = None) -> np.ndarray:
     """Return an array over the memory of one element, with these strides, or by default with C-contiguous strides."""
     if strides is None:

@@ -14,6 +14,10 @@ Number = TypeVar("Number")
 
 #: The argument `outputs` of a loss. Without any, a function of torch or JAX returns the loss alone.
 Outputs: TypeAlias = Sequence[Literal["lse", "log_prob", "entropy", "predicted", "correct"]]
+#: The same argument of the loss of logits, which has two outputs more.
+LogitsOutputs: TypeAlias = Sequence[
+    Literal["lse", "log_prob", "entropy", "predicted", "correct", "prob", "hessian_diag"]
+]
 
 
 class ModelOptions(TypedDict, Generic[Array, Number], total=False):
@@ -116,11 +120,13 @@ class DaskLossOptions(
     LossOptions[Array, Number],
     NumpyOptions[Array, Number],
     OutputGradients[Array],
-    RequestedResults,
     Generic[Array, Number],
     total=False,
 ):
     """Options of the loss of logits in dask."""
+
+    return_grad: bool
+    outputs: LogitsOutputs
 
 
 class DaskLinearLossOptions(LinearNumpyOptions[Array, Number], RequestedResults, Generic[Array, Number], total=False):

@@ -94,6 +94,12 @@ class RowStatistics:
         return np.sum(np.where(distance == 0, 0, _weighted(class_weight, distance)), axis=-1)
 
 
+def probabilities(row: Any) -> tuple[NDArray, NDArray]:
+    """Return the probabilities p and 1 - p, without cancellation where p is almost 1. `row` is as for `gradient`."""
+    p = np.exp(-row.distance) / (1 + row.rest)[:, None]
+    return p, (row.rest[:, None] - np.expm1(-row.distance)) / (1 + row.rest)[:, None]
+
+
 def smoothed_sum(log_sum: NDArray, class_sum: float, deficits: NDArray) -> NDArray:
     """Return the sum of ``c_v (lse - z_v)`` of each row from `RowStatistics.deficits`."""
     # A sum that has an infinite weight is infinite, even if log_sum has been rounded to 0.
@@ -114,6 +120,19 @@ def losses(row: Any, terms: Terms) -> tuple[NDArray, NDArray]:
         return loss, np.zeros_like(loss)
     square = terms.options["lse_square_scale"] * row.lse**2
     return loss, np.where(square == 0, 0, _weighted(terms.token_weight, square))
+
+
+def hessian_diagonal(row: RowStatistics, terms: Terms, grad_loss: NDArray, grad_square: NDArray) -> NDArray:
+    """Return the diagonal of the Hessian with respect to the logits, shape (rows, V). See `gradient`."""
+    scaled = _weighted(grad_loss, terms.token_weight)
+    a = np.sum(_weighted(scaled[:, None], terms.target_weights()), axis=-1)
+    a = a + _weighted(scaled * terms.smoothing, terms.class_sum)
+    square = np.zeros_like(a)
+    if has_own_divisor(terms.options):
+        square = 2 * _weighted(grad_square, terms.token_weight) * terms.options["lse_square_scale"]
+        a = a + square * row.lse
+    p, complement = probabilities(row)
+    return p * (a[:, None] * complement + square[:, None] * p)
 
 
 def gradient(
@@ -144,9 +163,7 @@ def gradient(
     one_hot = np.zeros((rows, vocabulary))
     each, k = np.nonzero(terms.entries >= 0)
     np.add.at(one_hot, (each, terms.entries[each, k]), weights[each, k])
-    # 1 - p without cancellation where p is almost 1
-    p = np.exp(-row.distance) / (1 + row.rest)[:, None]
-    complement = (row.rest[:, None] - np.expm1(-row.distance)) / (1 + row.rest)[:, None]
+    p, complement = probabilities(row)
     result = np.where(p > 0.5, (a[:, None] - one_hot) - a[:, None] * complement, a[:, None] * p - one_hot)
     if np.any(b):
         result += b[:, None] * _weighted(p, (row.moment / (1 + row.rest))[:, None] - row.distance)

@@ -12,7 +12,7 @@ import numpy as np
 from .. import arrays
 from .._call import Call, ResultSpec
 from .._rowwise_python import MASKED_LOGIT
-from ..operators.options import OUTPUT_GRADIENTS, has_own_divisor
+from ..operators.options import OUTPUT_GRADIENTS, OUTPUTS, has_own_divisor, largest_factor
 from ..operators.table import ROWWISE
 from . import loss_reference
 
@@ -153,7 +153,7 @@ def fused_cross_entropy_loss_with_max_sum(
 
 def _factor_limits(dtype):
     """Return the least and the largest temperature and cap of logits. Others count as the nearest one."""
-    largest = 2.0**500 if dtype.type is np.float64 else 2.0**60  # of either byte order
+    largest = largest_factor(dtype.type is np.float64)  # of either byte order
     return 1 / largest, largest
 
 
@@ -246,9 +246,9 @@ class _Loss(ABC):
     def add_gradients(self, rows: np.ndarray, row: Any, slope: np.ndarray) -> None:
         """Add the gradients of some rows with these statistics. A row without upstream gradients is absent."""
         terms, upstream = self.terms.of(rows), {name: each[rows] for name, each in self._upstream.items()}
-        grad = np.where((terms.token_weight != 0) & (self._divisors[0] != 0), self._grad_loss[rows], 0)
+        grad = self._grad_of(rows)
         present = np.any(np.column_stack([grad, *upstream.values()]) != 0, axis=1)
-        of_loss, of_square = (np.where((grad == 0) | (each == 0), 0, grad / each) for each in self._divisors)
+        of_loss, of_square = self._divided(grad)
         if upstream or has_own_divisor(terms.options):
             gradient = loss_reference.gradient(row, terms, of_loss, of_square, **upstream)
         else:  # the upstream gradient is the last factor, so that an infinite one leaves no differences of infinities
@@ -256,6 +256,15 @@ class _Loss(ABC):
             gradient = loss_reference.gradient(row, terms._replace(token_weight=ones), ones, 0 * ones)
             gradient *= np.where(of_loss == 0, 0, of_loss * terms.token_weight)[:, None]
         self.add(rows[present], (gradient * slope)[present])
+
+    def _grad_of(self, rows: np.ndarray) -> np.ndarray:
+        """Return the upstream gradients of the losses of some rows; 0 for rows that have no gradient."""
+        is_present = (self.terms.token_weight[rows] != 0) & (self._divisors[0] != 0)
+        return np.where(is_present, self._grad_loss[rows], 0)
+
+    def _divided(self, grad: np.ndarray) -> list[np.ndarray]:
+        """Return upstream gradients of the two terms of the loss."""
+        return [np.where((grad == 0) | (each == 0), 0, grad / each) for each in self._divisors]
 
     def results(self) -> dict[str, Any]:
         """Compute the loss and all outputs by name, and add the gradients if they are requested."""
@@ -269,6 +278,7 @@ class _Loss(ABC):
             log_prob[rows] = np.where(terms.entries < 0, 0, -row.negative_log_prob(terms.entries))
             if self._a["return_grad"]:
                 self.add_gradients(rows, row, slope)
+            self.add_full_outputs(rows, row, slope)
         # Without classes there are no targets.
         is_target = predicted[:, None] == self.terms.entries[:, :1] + self._start
         correct = np.count_nonzero(is_target & self.counted[:, None])
@@ -279,6 +289,10 @@ class _Loss(ABC):
             total = means[0] + means[1] if has_own_divisor(self._a) else means[0]
         outputs = {"lse": lse, "log_prob": log_prob, "entropy": entropy, "predicted": predicted, "correct": correct}
         return {"loss": total, **outputs}
+
+    def add_full_outputs(self, rows: np.ndarray, row: loss_reference.RowStatistics, slope: np.ndarray) -> None:
+        """Compute the outputs of the shape of the logits for some rows. A layer's loss has none."""
+        return
 
 
 class _LayerLoss(_Loss):
@@ -314,6 +328,8 @@ class _LogitsLoss(_Loss):
         super().__init__(arguments, count, vocabulary)
         self._dtype = input.dtype
         self._gradient = np.zeros(self._logits.shape)
+        #: The outputs of the shape of the logits that are requested.
+        self._full = {name: np.zeros(self._logits.shape) for name in arguments["outputs"] if OUTPUTS[name].is_of_logits}
 
     def chunks(self):
         rows = np.flatnonzero(self.counted)
@@ -323,14 +339,33 @@ class _LogitsLoss(_Loss):
     def add(self, rows, gradient):
         self._gradient[rows] = gradient
 
-    def input_grad(self, like: np.ndarray, axis: int) -> np.ndarray:
-        """Return the gradient in the layout of the input."""
-        return np.moveaxis(self._gradient.reshape(self._shape), -1, axis).reshape(like.shape)
+    def add_full_outputs(self, rows, row, slope):
+        if "prob" in self._full:
+            self._full["prob"][rows] = loss_reference.probabilities(row)[0]
+        if "hessian_diag" not in self._full:
+            return
+        terms, grad = self.terms.of(rows), self._grad_of(rows)
+        (grad_loss, grad_square), present = self._divided(grad), grad != 0
+        hessian = loss_reference.hessian_diagonal(row, terms, grad_loss, grad_square) * slope**2
+        if self._a["softcap"] is not None:
+            least, largest = _factor_limits(self._dtype)
+            cap = np.clip(self._a["softcap"], least, largest)
+            scale = np.clip(self._a["logit_scale"], -largest, largest)
+            value = np.tanh(scale * self._logits[rows] / cap)
+            hessian += loss_reference.gradient(row, terms, grad_loss, grad_square) * slope * (-2 * scale / cap * value)
+        self._full["hessian_diag"][rows[present]] = hessian[present]
+
+    def full_results(self, like: np.ndarray, axis: int) -> dict[str, np.ndarray]:
+        """Return the gradient and the outputs of the shape of the logits in the layout of the input."""
+        return {
+            name: np.moveaxis(each.reshape(self._shape), -1, axis).reshape(like.shape)
+            for name, each in {"input_grad": self._gradient, **self._full}.items()
+        }
 
 
 def cross_entropy(input, axis, **arguments):
     loss = _LogitsLoss(input, axis, arguments)
-    return {**loss.results(), "input_grad": loss.input_grad(input, axis)}
+    return {**dict.fromkeys(OUTPUTS), **loss.results(), **loss.full_results(input, axis)}
 
 
 def linear_cross_entropy(input, weight, **arguments):

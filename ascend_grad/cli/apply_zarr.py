@@ -53,7 +53,7 @@ def _run_cross_entropy(job: Job) -> None:
     for name, path in job.results.items():
         array = getattr(values, name)
         format = first.format
-        if name != "input_grad":
+        if array.ndim < len(lengths):
             format = ArrayFormat(array.shape, tuple(max(n, 1) for n in rows), None, format.zarr_format, of_rows)
         description = job.description() | {"result": name, "outputs": None, "return_grad": None, "state": state}
         results[name] = Result(path, list(job.sources.values()), array, format, description)

@@ -169,7 +169,8 @@ def loss(operator: Operator, values: dict[str, Any], *, in_pairs: bool) -> Any:
             results[name] = rows.assembled(parts[name], spec.shape[-1], spec.dtype, len(rows.chunks))
         else:
             input = rows.arrays["input"]
-            width = input.shape[rows.axis] if name == "input_grad" and input.ndim else None
+            is_full = name == "input_grad" or (name in OUTPUTS and OUTPUTS[name].is_of_logits)
+            width = input.shape[rows.axis] if is_full and input.ndim else None
             results[name] = rows.assembled(parts[name], width, spec.dtype)
     gradients = [f"{name}_grad" for name in ("input", "weight", "bias") if values.get(name) is not None]
     names = ("loss", *gradients, *rows.call.arguments["outputs"])

@@ -16,7 +16,8 @@ from .arrays import WORDS
 from .losses import loss
 
 if TYPE_CHECKING:
-    from ..option_types import JaxLossOptions, Outputs
+    from ..option_types import JaxLossOptions
+    from ..option_types import LogitsOutputs as Outputs
 
     Options = JaxLossOptions[jax.Array, float]
 
@@ -59,7 +60,8 @@ def cross_entropy(
     -------
     jax.Array or LossResult
         The loss; float32, or float64 if `input` is float64. With `outputs` it is the first field of a named tuple,
-        `loss`, and the outputs are others. "lse", "log_prob" and "entropy" are differentiable, too.
+        `loss`, and the outputs are others. "lse", "log_prob", "entropy" and "prob" are
+        differentiable, too.
 
     Raises
     ------

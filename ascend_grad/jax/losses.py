@@ -18,6 +18,7 @@ from ..operators.options import (
     PER_ROW,
     PER_TARGET,
     is_zero,
+    largest_factor,
     statistics_for_backward,
 )
 from ..operators.results import loss_result
@@ -54,6 +55,11 @@ class Settings(NamedTuple):
     def saved(self) -> tuple[str, ...]:
         """Return the statistics that the gradient of the outputs of a layer's loss is computed from."""
         return () if self.operator == "cross_entropy" else statistics_for_backward(self.outputs, dict(self.attributes))
+
+    @property
+    def prob(self) -> tuple[str, ...]:
+        """Return the names of the outputs that are probabilities, whose gradient is computed from them."""
+        return ("prob",) if "prob" in self.outputs else ()
 
 
 def accumulator(input: jax.Array) -> np.dtype:
@@ -96,7 +102,10 @@ def _refuse_second_order(settings: Settings, *_: object) -> NoReturn:
 def compute(
     settings: Settings, arrays: dict[str, jax.Array], names: Sequence[str], gradients: Sequence[str]
 ) -> dict[str, jax.Array]:
-    """Compute the results of these names, and the gradients with respect to these arrays. No result has derivatives."""
+    """Compute the results of these names, and the gradients with respect to these arrays. No result has derivatives.
+
+    Results of the shape of the logits have the classes in the last dimension.
+    """
     input = arrays["input"]
     rows, integer = rows_of(input, settings.axis), integers()
     results = {}
@@ -105,6 +114,8 @@ def compute(
         is_one = settings.is_reduced if output is None else output.is_total
         shape = arrays["target"].shape if output is not None and output.is_of_targets else rows
         dtype = integer if output is not None and output.is_integer else accumulator(input)
+        if output is not None and output.is_of_logits:
+            shape, dtype = (*rows, input.shape[settings.axis]), input.dtype
         results[name] = jax.ShapeDtypeStruct(() if is_one else shape, dtype)
     for name in gradients:
         results[f"{name}_grad"] = jax.ShapeDtypeStruct(arrays[name].shape, arrays[name].dtype)
@@ -146,12 +157,13 @@ def _loss_forward(settings: Settings, layer: dict[str, Any], others: dict[str, A
         name: found.get(f"{name}_grad", jnp.zeros((0,) * (arrays[name].ndim + 1 if name in wanted else 0)))
         for name in layer
     }
-    saved = {name: found[name] for name in settings.saved}
+    saved = {name: found[name] for name in (*settings.saved, *settings.prob)}
     return {name: found[name] for name in names}, (arrays, gradients, saved)
 
 
 def _loss_backward(settings: Settings, residuals: tuple, cotangents: dict[str, Any]) -> tuple[dict, None]:
     arrays, by_name, saved = residuals
+    prob, saved = saved.get("prob"), {name: each for name, each in saved.items() if name != "prob"}
     gradients = {name: each for name, each in by_name.items() if each.ndim}  # of the arrays that are differentiated
     is_with_loss = all(each.ndim == arrays[name].ndim for name, each in gradients.items())
     upstream = {
@@ -167,7 +179,32 @@ def _loss_backward(settings: Settings, residuals: tuple, cotangents: dict[str, A
             upstream = {"grad_loss": jnp.zeros((), accumulator(arrays["input"])), **saved, **upstream}
         names = () if "lse" in upstream else ("loss",)
         found = compute(settings, {**arrays, **upstream}, names, tuple(gradients))
+    grad_prob = cotangents.get("prob")
+    if grad_prob is not None and not isinstance(grad_prob, jax.custom_derivatives.SymbolicZero) and gradients:
+        of_prob = _gradient_of_prob(settings, arrays, prob, grad_prob)
+        found["input_grad"] = found["input_grad"] + of_prob if "input_grad" in found else of_prob
     return {name: found.get(f"{name}_grad") for name in arrays if name in LAYER}, None
+
+
+def _gradient_of_prob(
+    settings: Settings, arrays: dict[str, jax.Array], prob: jax.Array, grad_prob: jax.Array
+) -> jax.Array:
+    """Return the gradient with respect to the input from the probabilities and their upstream gradient.
+
+    It is composed of JAX's functions, so that it may be differentiated.
+    """
+    input, numbers = arrays["input"], dict(settings.attributes)
+    dtype = accumulator(input)
+    largest = largest_factor(dtype == np.float64)
+    p, g = prob.astype(dtype), grad_prob.astype(dtype)
+    gradient = (g - jnp.sum(g * p, -1, keepdims=True)) * p
+    scale = jnp.clip(jnp.asarray(numbers["logit_scale"], dtype), -largest, largest)
+    temperature = jnp.clip(jnp.asarray(arrays.get("temperature", numbers["temperature"]), dtype), 1 / largest, largest)
+    gradient = jnp.moveaxis(gradient * (scale / temperature)[..., None], -1, settings.axis)
+    if numbers["softcap"]:
+        cap = min(max(float(numbers["softcap"]), 1 / largest), largest)
+        gradient *= 1 - jnp.tanh(input.astype(dtype) * (scale / cap)) ** 2
+    return gradient.astype(input.dtype)
 
 
 _loss.defvjp(_loss_forward, _loss_backward, symbolic_zeros=True)
@@ -229,7 +266,8 @@ def loss(operator: str, values: dict[str, Any]) -> Any:
         values = {**values, "target_prob": jnp.zeros(jnp.shape(values["target"]), jnp.float32)}
     arrays, constants = arguments_of(operator, values)
     outputs = constants.pop("outputs")
-    if not arrays["input"].ndim:
+    is_one_element = not arrays["input"].ndim
+    if is_one_element:
         for name in ("input", *(["target"] if jnp.issubdtype(arrays["target"].dtype, jnp.floating) else [])):
             arrays[name] = arrays[name].reshape(1)
     axis = int(values.get("axis", -1)) % arrays["input"].ndim - arrays["input"].ndim
@@ -246,6 +284,10 @@ def loss(operator: str, values: dict[str, Any]) -> Any:
                 is_of_targets = name in OUTPUTS and OUTPUTS[name].is_of_targets
                 results[name] = each.reshape(shape_of_targets if is_of_targets else input.shape[:-1])
     # The rows' numbers have the sharding of the rows of `input`.
-    results = {name: sharded_as(each, input, axis) if each.ndim else each for name, each in results.items()}
+    for name, each in results.items():
+        if name in OUTPUTS and OUTPUTS[name].is_of_logits:
+            results[name] = each.reshape(()) if is_one_element else sharded_as(jnp.moveaxis(each, -1, axis), input)
+        elif each.ndim:
+            results[name] = sharded_as(each, input, axis)
     names = ("loss", *outputs)
     return loss_result(names, map(results.__getitem__, names)) if outputs else results["loss"]

@@ -23,7 +23,7 @@ _LINEAR_RESULT = class_of(("loss", "input_grad", "weight_grad"))
 _OUTPUTS = table.CROSS_ENTROPY.slots["outputs"]
 
 
-@documented(Words(rows="", targets=""), like=softmax_backward)
+@documented(Words(rows="", targets="", outputs=tuple(OUTPUTS)), like=softmax_backward)
 def cross_entropy(
     input: ArrayLike,
     target: ArrayLike,
@@ -41,7 +41,7 @@ def cross_entropy(
     denominator: float | None = None,
     logit_scale: float = 1.0,
     softcap: float | None = None,
-    outputs: Sequence[Literal["lse", "log_prob", "entropy", "predicted", "correct"]] = (),
+    outputs: Sequence[Literal["lse", "log_prob", "entropy", "predicted", "correct", "prob", "hessian_diag"]] = (),
     grad_loss: ArrayLike | None = None,
     grad_lse: ArrayLike | None = None,
     grad_log_prob: ArrayLike | None = None,
@@ -106,6 +106,11 @@ def cross_entropy(
         `target_prob`. Both `log_prob` and `correct` are refused with probabilities of all classes. Floating outputs
         have the dtype of the loss. `lse` is infinite if a logit is positive infinite, or if all are negative infinite.
         The loss, the other outputs and the gradient of such a row are NaN.
+    prob, hessian_diag : ndarray, shape of `input`
+        These two requested outputs have the shape and the dtype of `input`; they are 0 in ignored rows. `prob` has the
+        probabilities. `hessian_diag` has the second derivatives of the reduced loss, times `grad_loss`, each with
+        respect to one element of `input` twice. It is refused with gradients with respect to outputs. In memory the
+        classes of a row lie side by side.
 
     Raises
     ------
@@ -138,6 +143,11 @@ def cross_entropy(
     :math:`g^{\mathrm{lse}} p_v + \sum_k g^{\mathrm{log\_prob}}_k ([v = t_k] - p_v)
     - g^{\mathrm{entropy}} p_v (z_v - \mathrm{lse} + \mathrm{entropy})`. Pass ``grad_loss=0`` for their gradient alone.
 
+    The diagonal of the Hessian with respect to :math:`z` is
+    :math:`a p_v (1 - p_v) + 2 g r\, \mathrm{lse\_square\_scale}\, p_v^2` with these :math:`a` and :math:`g`. With
+    respect to :math:`x` it has the factor :math:`(z')^2`, and with `softcap` the further term
+    :math:`\partial L / \partial z_v \; z''`.
+
     Smoothing is that of Szegedy et al., "Rethinking the Inception Architecture for Computer
     Vision", 2016; the squared lse is that of Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022.
 
@@ -153,6 +163,9 @@ def cross_entropy(
            [ 0.125,  0.125,  0.125, -0.375]])
     >>> ag.cross_entropy(np.eye(2), np.array([0, 0]), return_grad=False, outputs=("correct",)).correct
     array(1)
+    >>> ag.cross_entropy(np.zeros((2, 4)), np.array([0, 3]), reduction="sum", outputs=("hessian_diag",)).hessian_diag
+    array([[0.1875, 0.1875, 0.1875, 0.1875],
+           [0.1875, 0.1875, 0.1875, 0.1875]])
     """
     if dim is not None:
         axis = axis_named_dim(axis, dim, "cross_entropy")

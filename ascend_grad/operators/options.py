@@ -91,6 +91,8 @@ class Output(NamedTuple):
     of_one_target: bool = False
     #: Whether it has one number for each target: K in each row with `target_prob`.
     is_of_targets: bool = False
+    #: Whether it has the shape and the dtype of the logits. A linear layer's loss, which keeps no logits, lacks it.
+    is_of_logits: bool = False
     #: The losses that devices compute with it and with its upstream gradient.
     on_device: tuple[str, ...] = ()
 
@@ -233,8 +235,23 @@ OUTPUTS = {
             of_one_target=True,
             on_device=("cross_entropy",),
         ),
+        Output(
+            "prob",
+            "The probabilities of the classes, in the shape and dtype of the logits; 0 for ignored rows.",
+            has_gradient=False,  # of its own: it is that of the softmax
+            is_of_logits=True,
+        ),
+        Output(
+            "hessian_diag",
+            "The diagonal of the Hessian of the loss with respect to the logits, times `grad_loss`, in the shape and "
+            "dtype of the logits.",
+            has_gradient=False,
+            is_of_logits=True,
+        ),
     )
 }
+#: The outputs of the loss of a linear layer. The loss of logits has all of `OUTPUTS`.
+LAYER_OUTPUTS = {name: output for name, output in OUTPUTS.items() if not output.is_of_logits}
 
 #: The options that are factors of terms with a divisor of their own; see `has_own_divisor`.
 WITH_OWN_DIVISOR = tuple(option.name for option in OPTIONS.values() if option.has_own_divisor)
@@ -252,6 +269,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "memory and threads": ("out", "workspace_bytes", "deterministic", "backend", "num_threads"),
 }
+
+
+def largest_factor(is_double: bool) -> float:
+    """Return the largest factor, and the reciprocal of the least divisor, of logits that are float64 or others."""
+    return 2.0**500 if is_double else 2.0**60
 
 
 def by_group(parameters: Iterable[str]) -> dict[str, list[str]]:

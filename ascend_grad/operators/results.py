@@ -133,6 +133,10 @@ class LossResult(tuple[Array, ...], metaclass=ABCMeta):
     predicted: Array | Any = None
     #: The number of rows whose target is the predicted entry, shape ().
     correct: Array | Any = None
+    #: The probabilities of the classes, in the shape and dtype of the logits; 0 for ignored rows.
+    prob: Array | Any = None
+    #: The diagonal of the Hessian of the loss with respect to the logits, in their shape and dtype.
+    hessian_diag: Array | Any = None
 
     def __new__(cls, loss: Array, **others: Array | None) -> LossResult[Array]:
         """Return a named tuple of the loss and of the other results, in the order in which they are given."""

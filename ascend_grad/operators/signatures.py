@@ -23,7 +23,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
-from .options import NAMES, NUMBER, NUMBER_OR_PER_ROW, OPTIONS, OUTPUTS, PER_CLASS, PER_ROW, PER_TARGET, by_group
+from .options import (
+    LAYER_OUTPUTS,
+    NAMES,
+    NUMBER,
+    NUMBER_OR_PER_ROW,
+    OPTIONS,
+    PER_CLASS,
+    PER_ROW,
+    PER_TARGET,
+    by_group,
+)
 
 _LINE = re.compile(r"^( *)\.\. options::(.*)$", re.MULTILINE)
 _TITLES = "Parameters", "Returns", "Other Parameters", "Raises", "Notes", "Examples"
@@ -49,6 +59,8 @@ class Words(NamedTuple):
     parameters: str = ""
     #: The name of the module in calls.
     module: str = "ag"
+    #: The names of the loss's outputs.
+    outputs: tuple[str, ...] = tuple(LAYER_OUTPUTS)
 
 
 NUMPY = Words()
@@ -205,7 +217,7 @@ def _entries(section: str) -> dict[str, tuple[str, str]]:
 def _entry(name: str, words: Words) -> str:
     """Return the entry of an option as numpydoc has it."""
     option = OPTIONS[name]
-    outputs = ", ".join(f'"{each}"' for each in OUTPUTS)
+    outputs = ", ".join(f'"{each}"' for each in words.outputs)
     kinds = {
         NUMBER: words.number,
         PER_ROW: words.array + words.rows,

@@ -6,6 +6,8 @@ columns.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from .._call import ACCUMULATOR, Check, Operator, Result
@@ -26,6 +28,7 @@ from .._checks import (
 from .._loss_checks import (
     AccumulatorOf,
     EntropyForItsGradient,
+    HessianOfLossAlone,
     KnownOutputs,
     LeadingDimensions,
     LogitsDtypeMatches,
@@ -52,6 +55,7 @@ from .._target_checks import (
 from ..arguments import MAX_INDEX, MAX_RANK
 from .options import (
     ARRAYS,
+    LAYER_OUTPUTS,
     MAX_TOP_K,
     MIN_WORKSPACE_BYTES,
     NAMES,
@@ -65,6 +69,7 @@ from .options import (
     PER_CLASS,
     PER_ROW,
     PER_TARGET,
+    Output,
 )
 
 # ---- row-wise operators ----------------------------------------------------------------------------------------------
@@ -289,7 +294,7 @@ def checks_of(parameters: str, rows: str = "BT") -> list[Check]:
             # The value checks of the loss of logits look at numbers, too.
             checks.append(NumberOrRows(name, rows, allowed if rows == "BT" else None))
         elif kind == NAMES:
-            checks += [KnownOutputs(), NothingOfOneTarget()]
+            checks += [KnownOutputs(LAYER_OUTPUTS if rows == "BT" else OUTPUTS), NothingOfOneTarget()]
         elif kind != PER_TARGET:  # `Targets` checks these
             checks += [Floating(name), Shape(name, rows if kind == PER_ROW else "V")]
     return checks
@@ -355,17 +360,21 @@ def ignored() -> Check:
     return Integer("ignore_index", -MAX_INDEX - 1)
 
 
-def output_results(rows: str) -> list[Result]:
-    """Return the results of a loss that ``outputs`` asks for."""
+def output_results(outputs: Mapping[str, Output], rows: str) -> list[Result]:
+    """Return the results of a loss that ``outputs`` asks for, from all that the loss has."""
+    shapes = {
+        output.name: "logits" if output.is_of_logits else "targets" if output.is_of_targets else rows
+        for output in outputs.values()
+    }
     return [
         Result(
             output.name,
             like="input",
-            dims=() if output.is_total else ("targets" if output.is_of_targets else rows,),
-            dtype=np.dtype(np.int64) if output.is_integer else ACCUMULATOR,
+            dims=() if output.is_total else (shapes[output.name],),
+            dtype=np.dtype(np.int64) if output.is_integer else None if output.is_of_logits else ACCUMULATOR,
             asked_by=(("outputs", output.name),),
         )
-        for output in OUTPUTS.values()
+        for output in outputs.values()
     ]
 
 
@@ -398,7 +407,7 @@ LINEAR_CROSS_ENTROPY = Operator(
         Result("input_grad", like="input", asked_by=("return_grad", ("output_mask", 0))),
         Result("weight_grad", like="weight", asked_by=("return_grad", ("output_mask", 1))),
         Result("bias_grad", like="bias", asked_by=("return_grad", "bias")),
-        *output_results("BT"),
+        *output_results(LAYER_OUTPUTS, "BT"),
     ],
 )
 
@@ -500,14 +509,15 @@ CROSS_ENTROPY = Operator(
         ignored(),
         *checks_of(_OF_LOGITS, "rows"),
         *upstream_gradients(OUTPUT_GRADIENTS, "rows"),
-        *checks_of("outputs"),
+        *checks_of("outputs", "rows"),
+        HessianOfLossAlone(*OUTPUT_GRADIENTS),
         TrueOrFalse("return_grad"),
     ],
     value_checks=[PositiveValues("temperature"), TargetsInTheVocabulary()],
     results=[
         Result("loss", like="input", dims=("rows",), dtype=ACCUMULATOR, reduced_by="reduction"),
         Result("input_grad", like="input", asked_by=("return_grad",)),
-        *output_results("rows"),
+        *output_results(OUTPUTS, "rows"),
     ],
 )
 

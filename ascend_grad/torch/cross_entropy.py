@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import torch
@@ -11,24 +11,54 @@ from torch.autograd import Function
 import ascend_grad as ag
 
 from ..errors import AscendGradError, rename
-from ..operators.options import OUTPUT_GRADIENTS
+from ..operators.options import OUTPUT_GRADIENTS, OUTPUTS, largest_factor
 from ..operators.results import LossResult
 from ..operators.signatures import Words, completed, options_of, with_options
 from . import loss_operators
 from .gradients import scaled, second_order_error, without_second_order
 from .loss_operators import ROWS_OF
-from .operators import apply, register_gradient
+from .operators import accumulator, apply, register_gradient, rowwise
 from .outputs import Computed, check_outputs, requested
 from .tensors import ERRORS, check_floating, check_tensors, refuse_jit_trace
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..option_types import Outputs
+    from ..option_types import LogitsOutputs as Outputs
     from .option_types import Options
 
 _LOSS = loss_operators.CROSS_ENTROPY
 _NAME = _LOSS.name
+
+
+#: The places of two outputs among the results.
+_PROB, _HESSIAN = (_LOSS.outputs_at + list(OUTPUTS).index(name) for name in ("prob", "hessian_diag"))
+
+
+def _prob_among(problem: loss_operators.Problem, results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the probabilities among the results of a call in a list, which is empty if they are not requested."""
+    return [results[_PROB]] if "prob" in problem["outputs"] else []
+
+
+def _gradient_of_prob(problem: loss_operators.Problem, prob: torch.Tensor, grad_prob: torch.Tensor) -> torch.Tensor:
+    """Return the gradient with respect to the input from the probabilities and their upstream gradient."""
+    problem = loss_operators.with_numbers(problem)
+    input, dim, scale = problem["input"], problem["dim"], problem["logit_scale"]
+    dtype = accumulator(input)
+    largest = largest_factor(dtype == torch.float64)
+    prob = prob.detach().to(dtype)
+    gradient = rowwise("softmax_backward", grad_prob.detach().to(dtype), prob, dim, problem["num_threads"])
+    scale = min(max(scale, -largest), largest)
+    if problem["temperatures"] is not None:
+        rows = problem["temperatures"].detach().to(dtype).clamp(1 / largest, largest)
+        factor = (scale / rows).unsqueeze(dim) if input.dim() else scale / rows
+    else:
+        factor = scale / min(max(problem["temperature"], 1 / largest), largest)
+    gradient = gradient * factor
+    if problem["softcap"] is not None:
+        cap = min(max(problem["softcap"], 1 / largest), largest)
+        gradient = gradient * (1 - torch.tanh(input.detach().to(dtype) * (scale / cap)) ** 2)
+    return gradient.to(input.dtype)
 
 
 class _CrossEntropy(Function):
@@ -37,7 +67,8 @@ class _CrossEntropy(Function):
     The gradient of a mean or a sum is computed with the loss, and backward scales it. Backward computes the gradient of
     one loss per row, and every gradient in float16: a loss scale must be applied before the rounding. A gradient that
     was returned may be changed by its owner, so that a second backward computes it again. If an output has an
-    upstream gradient, backward computes the gradient of the loss and the outputs in one call.
+    upstream gradient, backward computes the gradient of the loss and the outputs in one call. The gradient of the
+    probabilities is that of a softmax, which is added.
     """
 
     forward = staticmethod(loss_operators.cross_entropy)
@@ -48,7 +79,8 @@ class _CrossEntropy(Function):
         end = _LOSS.tensors + _LOSS.upstream
         ctx.settings = inputs[end:]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[: _LOSS.tensors])
+        ctx.save_for_backward(*inputs[: _LOSS.tensors], *_prob_among(problem, output))
+        ctx.mark_non_differentiable(output[_HESSIAN])
         has_upstream = any(each is not None for each in inputs[_LOSS.tensors : end])
         is_scalable = problem["input_grad"] and not has_upstream and problem["reduction"] != "none"
         ctx.gradient = output[1].detach() if is_scalable else None
@@ -58,27 +90,36 @@ class _CrossEntropy(Function):
         if grad_input_grad is not None:
             raise second_order_error(_NAME)
         nothing = [None] * len(_LOSS.fields)
-        of_outputs = others[: len(OUTPUT_GRADIENTS)]
+        of_outputs, grad_prob = others[: len(OUTPUT_GRADIENTS)], others[_PROB - _LOSS.outputs_at]
         upstream = [each for each in (grad_loss, *of_outputs) if each is not None]
-        if not upstream:
+        if not upstream and grad_prob is None:
             return tuple(nothing)
         saved = ctx.saved_tensors  # each access unpacks all of them
-        shared = saved[_LOSS.tensors :]
         problem = _LOSS.problem((*saved[: _LOSS.tensors], *[None] * _LOSS.upstream, *ctx.settings))
+        count = _LOSS.tensors + ("prob" in problem["outputs"])
+        shared = saved[count:]
+        if grad_prob is not None:
+            of_prob = without_second_order(
+                _NAME, [_gradient_of_prob(problem, saved[count - 1], grad_prob)], [problem["input"], grad_prob]
+            )[0]
+            if not upstream:
+                return of_prob, *nothing[1:]
         gradient, ctx.gradient = shared[0].detach() if shared else ctx.gradient, None
         is_computed = gradient is not None and upstream == [grad_loss]
         if not is_computed:
             above = {"grad_loss": upstream[0].new_zeros(()) if grad_loss is None else grad_loss, "input_grad": True}
             above.update(zip(OUTPUT_GRADIENTS, of_outputs))
             # With the same outputs, the gradient of the loss has the bits of the one that was computed with the loss.
-            above["outputs"] = problem["outputs"] if upstream == [grad_loss] else []
+            # Outputs of the shape of the logits change nothing in it.
+            few = [each for each in problem["outputs"] if not OUTPUTS[each].is_of_logits]
+            above["outputs"] = few if upstream == [grad_loss] else []
             gradient = loss_operators.cross_entropy(*{**problem, **above}.values())[1]
         # If the gradient was computed before, the product below depends on the upstream gradient.
         arguments = [problem["input"]] if is_computed else [problem["input"], *upstream]
         gradients = without_second_order(_NAME, [gradient], arguments)
         if is_computed:
             gradients = scaled(gradients, grad_loss, in_place=not shared)
-        return gradients[0], *nothing[1:]
+        return gradients[0] if grad_prob is None else gradients[0] + of_prob, *nothing[1:]
 
 
 class _CrossEntropyOfOperator(_CrossEntropy):
@@ -88,7 +129,8 @@ class _CrossEntropyOfOperator(_CrossEntropy):
     def setup_context(ctx, inputs, output):
         _CrossEntropy.setup_context(ctx, inputs, output)
         if ctx.gradient is not None:
-            ctx.save_for_backward(*inputs[: _LOSS.tensors], output[1])
+            prob = _prob_among(_LOSS.problem(inputs), output)
+            ctx.save_for_backward(*inputs[: _LOSS.tensors], *prob, output[1])
             ctx.gradient = None
 
 
@@ -99,9 +141,9 @@ _OPTIONS = options_of(of_logits=True, without=("class_weight", "outputs"))
 _PARAMETERS = """
 weight : torch.Tensor, shape (C,), optional
     A weight for each class. The mean is then the sum of the weighted losses divided by the sum of their weights.
-outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct"}, default ()
-    Further results. The first three are differentiable, too. The second has the shape of `target`. The last exists
-    without `target_prob`.
+outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct", "prob", "hessian_diag"}, default ()
+    Further results. "lse", "log_prob", "entropy" and "prob" are differentiable, too. "log_prob" has the shape of
+    `target`, the last two have that of `input`. "correct" exists without `target_prob`.
 """
 WORDS = Words("torch.Tensor", "float or torch.Tensor, shape ()", "", targets="", errors=ERRORS, parameters=_PARAMETERS)
 
@@ -207,7 +249,7 @@ def unrounded_loss(
     loss_operators.refuse_gradients(operator, {"target": target, **given})
     loss_operators.check_reduction(operator, reduction)
     ignore_index, num_threads = loss_operators.checked_integers(operator, ignore_index, num_threads)
-    check_outputs(operator, outputs)
+    check_outputs(operator, outputs, OUTPUTS)
     dim = 1 if input.dim() > 1 else 0
     of_rows = {
         name: each.expand(input.shape[:dim] + input.shape[dim + 1 :]) if each.dim() == 0 else each

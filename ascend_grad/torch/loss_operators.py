@@ -17,7 +17,7 @@ import ascend_grad as ag
 
 from ..arguments import MAX_INDEX, integer, real_number, shown
 from ..errors import ParamInvalidError, ParamTypeError
-from ..operators.options import NUMBER_OR_PER_ROW, OPTIONS, OUTPUT_GRADIENTS, OUTPUTS, Output, is_zero
+from ..operators.options import LAYER_OUTPUTS, NUMBER_OR_PER_ROW, OPTIONS, OUTPUT_GRADIENTS, OUTPUTS, Output, is_zero
 from .operators import (
     accumulator,
     is_traced,
@@ -60,6 +60,8 @@ class Loss:
         The number of upstream gradients.
     wanted : tuple of str
         The arguments that tell which gradients to compute.
+    outputs : dict of Output
+        The outputs that may be requested, by name.
     outputs_at : int
         The place of the first output among the results. The loss and the gradients come before.
     """
@@ -89,12 +91,12 @@ class Loss:
         self.name, self.fields = name, tuple(types)
         self.parameters = ", ".join(f"{kind} {each}" for each, kind in types.items())
         self.tensors, self.upstream = self.fields.index("grad_loss"), len(upstream)
-        self.outputs_at = 1 + len(self.wanted)
+        self.outputs, self.outputs_at = OUTPUTS if of_logits else LAYER_OUTPUTS, 1 + len(self.wanted)
 
     @property
     def results(self) -> str:
         """The results in torch's notation."""
-        return ", ".join(f"Tensor {each}" for each in ("loss", *self.wanted, *OUTPUTS))
+        return ", ".join(f"Tensor {each}" for each in ("loss", *self.wanted, *self.outputs))
 
     def problem(self, arguments: Sequence[Any]) -> Problem:
         """Return arguments by name."""
@@ -114,7 +116,7 @@ class Loss:
 
     def computed(self, results: Sequence[torch.Tensor], outputs: Sequence[str]) -> dict[str, torch.Tensor]:
         """Return the loss and the outputs of these names among the results of a call."""
-        found = dict(zip(OUTPUTS, results[self.outputs_at :]))
+        found = dict(zip(self.outputs, results[self.outputs_at :]))
         return {"loss": results[0], **{name: found[name] for name in outputs}}
 
     def options_of(self, problem: Problem) -> dict[str, Any]:
@@ -224,23 +226,26 @@ SHARDS = vars(torch.ops.ascend_grad).setdefault("_shards", WeakValueDictionary()
 SHARD_NUMBERS: Iterator[int] = vars(torch.ops.ascend_grad).setdefault("_shard_numbers", itertools.count())
 
 
-def _outputs_of(result: Any, requested: Sequence[str]) -> list[Any]:
+def _outputs_of(loss: Loss, result: Any, requested: Sequence[str]) -> list[Any]:
     """Return the outputs in the result of a loss in order, None for those that are not requested."""
-    return [getattr(result, name) if requested else None for name in OUTPUTS]
+    return [getattr(result, name) if requested else None for name in loss.outputs]
 
 
-def _fake_outputs(problem: Problem, rows: Sequence[int]) -> list[torch.Tensor]:
+def _fake_outputs(loss: Loss, problem: Problem, rows: Sequence[int]) -> list[torch.Tensor]:
     """Return outputs without memory for rows of this shape, empty ones where they are not requested."""
     input = problem["input"]
 
     def shape(output: Output) -> Sequence[int]:
+        if output.is_of_logits:
+            return input.shape
         return () if output.is_total else problem["target"].shape if output.is_of_targets else rows
 
+    def dtype(output: Output) -> torch.dtype:
+        return torch.int64 if output.is_integer else input.dtype if output.is_of_logits else accumulator(input)
+
     return [
-        input.new_empty(shape(output), dtype=torch.int64 if output.is_integer else accumulator(input))
-        if name in problem["outputs"]
-        else input.new_empty(0)
-        for name, output in OUTPUTS.items()
+        input.new_empty(shape(output), dtype=dtype(output)) if name in problem["outputs"] else input.new_empty(0)
+        for name, output in loss.outputs.items()
     ]
 
 
@@ -273,7 +278,7 @@ def _cross_entropy(*arguments: Any) -> tuple[torch.Tensor, ...]:
         num_threads=problem["num_threads"],
         **CROSS_ENTROPY.options_of(problem),
     )
-    results = result.loss, result.input_grad, *_outputs_of(result, problem["outputs"])
+    results = result.loss, result.input_grad, *_outputs_of(CROSS_ENTROPY, result, problem["outputs"])
     return without_none(problem["input"], results)
 
 
@@ -282,7 +287,7 @@ def _cross_entropy_fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
     input, dim = problem["input"], problem["dim"]
     rows = input.shape[:dim] + input.shape[dim + 1 :]
     gradient = input.new_empty(input.shape if problem["input_grad"] else (0,))
-    return _fake_loss(problem, rows), gradient, *_fake_outputs(problem, rows)
+    return _fake_loss(problem, rows), gradient, *_fake_outputs(CROSS_ENTROPY, problem, rows)
 
 
 def _over_processes(function: Callable, number: int | None) -> Callable:
@@ -322,7 +327,7 @@ def _linear_cross_entropy(*arguments: Any) -> tuple[torch.Tensor, ...]:
     with_gradients = any(problem[name] for name in LINEAR.wanted)
     outputs = tuple(problem["outputs"])
     found = _computed_linear(ag.linear_cross_entropy, problem, return_grad=with_gradients, outputs=outputs)
-    results = found.loss, *_gradients(problem, found), *_outputs_of(found, outputs)
+    results = found.loss, *_gradients(problem, found), *_outputs_of(LINEAR, found, outputs)
     return without_none(problem["input"], results)
 
 
@@ -338,7 +343,7 @@ def _gradients_fake(problem: Problem) -> tuple[torch.Tensor, torch.Tensor, torch
 def _linear_cross_entropy_fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
     problem = LINEAR.problem(arguments)
     rows = problem["input"].shape[:1]
-    return _fake_loss(problem, rows), *_gradients_fake(problem), *_fake_outputs(problem, rows)
+    return _fake_loss(problem, rows), *_gradients_fake(problem), *_fake_outputs(LINEAR, problem, rows)
 
 
 #: The first arguments of the operator `linear_cross_entropy_backward`: outputs and their upstream gradients.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
 from ..arguments import shown
 from ..errors import ParamInvalidError, ParamTypeError
-from ..operators.options import OUTPUTS, statistics_for_backward
+from ..operators.options import LAYER_OUTPUTS, statistics_for_backward
 from ..operators.results import LossResult, class_of
 
 #: The loss under "loss", and the outputs that were computed.
@@ -29,13 +29,13 @@ _IS_OLD = torch.__version__.startswith("2.6.")
 _class_of = torch.compiler.assume_constant_result(class_of)
 
 
-def check_outputs(operator: str, outputs: object) -> None:
-    """Refuse an argument that is not a sequence of names of outputs."""
-    expected = f"a tuple of names among {', '.join(map(repr, OUTPUTS))}"
+def check_outputs(operator: str, outputs: object, known: Collection[str] = LAYER_OUTPUTS) -> None:
+    """Refuse an argument that is not a sequence of names of known outputs."""
+    expected = f"a tuple of names among {', '.join(map(repr, known))}"
     if not isinstance(outputs, (tuple, list)) or not all(isinstance(each, str) for each in outputs):
         raise ParamTypeError(f"outputs: expected {expected}, got {shown(outputs)}", operator=operator)
     for each in outputs:
-        if each not in OUTPUTS:
+        if each not in known:
             raise ParamInvalidError(f"outputs: expected {expected}, got {each!r}", operator=operator)
 
 

@@ -57,7 +57,7 @@ cdef class Result:
     cdef tuple dims, asked_by
     cdef str reduced_by
     cdef cnp.dtype dtype
-    cdef bint is_accumulator, has_rows, is_of_rows, is_of_targets, keeps_order
+    cdef bint is_accumulator, has_rows, is_of_rows, is_of_targets, is_of_logits, keeps_order
     cdef int like_slot, reduction_slot
     cdef int conditions
     cdef int[MAX_CONDITIONS] condition_slots, condition_entries

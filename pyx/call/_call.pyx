@@ -18,7 +18,7 @@ from ascend_grad._overlap cimport may_overlap, overlaps_itself
 from ascend_grad._rowwise_kernels cimport AG_ROW_OP_COUNT, ag_row_ops
 
 from . import arguments
-from .arrays import FLOATING_NAMES, AbstractDeviceArray, host_values
+from .arrays import FLOATING_NAMES, AbstractDeviceArray, host_values, with_axis_innermost
 from .errors import ParamInvalidError, ParamTypeError
 
 cnp.import_array()
@@ -26,6 +26,7 @@ cnp.import_array()
 cdef cnp.dtype _float64 = np.dtype(np.float64)
 size_numbers = {"BT": BT, "H": H, "V": V, "k": K}
 size_names = ("BT", "H", "V", "k")
+ROW_SHAPES = ("rows", "targets", "logits")
 
 #: The dtype of a result that is float64 if the array named by `like` is float64, else float32.
 ACCUMULATOR = "accumulator"
@@ -100,7 +101,7 @@ cdef class Result:
         The parameter whose dtype and shape the result has, unless `dtype` or `dims` is given.
     dims : tuple of str, optional
         The result's shape, as names of sizes of the call; ``"bits of BT"`` is the bytes that hold BT bits. ``("rows",)`` is
-        the shape of `like` without the axis, ``("targets",)`` that of ``target``.
+        the shape of `like` without the axis, ``("targets",)`` that of ``target``, ``("logits",)`` that of `like`.
     dtype : ACCUMULATOR or numpy.dtype, optional
         The result's dtype, if it is not the dtype of `like`.
     asked_by : tuple of str, (str, int) or (str, str)
@@ -117,7 +118,7 @@ cdef class Result:
 
     cdef object bind(self, tuple parameters, Family family):
         self.like_slot = parameters.index(self.like)
-        self.is_of_rows, self.is_of_targets = self.dims == ("rows",), self.dims == ("targets",)
+        self.is_of_rows, self.is_of_targets, self.is_of_logits = [self.dims == (each,) for each in ROW_SHAPES]
         self.keeps_order = family != LINEAR and self.dims is None
         # The input of a linear operator is its first parameter.
         self.has_rows = self.dims[:1] in (("BT",), ("targets",)) if self.dims is not None else self.like_slot == 0
@@ -151,8 +152,8 @@ cdef class Result:
         """Set the result's shape, of at most 8 dimensions, and return its rank."""
         cdef cnp.ndarray like
         cdef int axis, rank = 0
-        if self.dims is None or self.is_of_targets:
-            like = call.array(self.like_slot if self.dims is None else <int>call.operator.slots["target"])
+        if self.dims is None or self.is_of_targets or self.is_of_logits:
+            like = call.array(self.like_slot if not self.is_of_targets else <int>call.operator.slots["target"])
             for axis in range(cnp.PyArray_NDIM(like)):
                 shape[axis] = cnp.PyArray_DIMS(like)[axis]
             return cnp.PyArray_NDIM(like)
@@ -183,11 +184,12 @@ cdef class Result:
     cdef cnp.ndarray allocate(self, Call call):
         """Allocate a new array for the result."""
         cdef cnp.npy_intp[8] shape
-        cdef int rank
+        cdef int rank = self.shape_for(call, shape)
         cdef cnp.dtype dtype = self.dtype_for(call)
         if self.keeps_order_in(call):
             return _memory.empty_in_order(call.array(self.like_slot), dtype)
-        rank = self.shape_for(call, shape)
+        if self.is_of_logits and call.axis < rank - 1:
+            return _memory.empty_in_order(with_axis_innermost(call.array(self.like_slot), call.axis), dtype)
         return _memory.empty(rank, shape, dtype) if call.kind is None else call.kind.empty(rank, shape, dtype)
 
     def spec(self, Call call not None):
@@ -198,7 +200,7 @@ cdef class Result:
             return None
         cdef int rank = self.shape_for(call, shape)
         cdef cnp.dtype dtype = self.dtype_for(call)
-        order = None
+        order = with_axis_innermost(call.array(self.like_slot), call.axis).strides if self.is_of_logits and rank else None
         if self.keeps_order_in(call) and _memory.set_order(call.array(self.like_slot), dtype.itemsize, strides):
             order = tuple([strides[axis] for axis in range(rank)])
         return ResultSpec(tuple([shape[axis] for axis in range(rank)]), dtype, order)

@@ -1,3 +1,5 @@
+from collections.abc import Collection
+
 from ._call import Call, Check
 from .operators.options import Range
 
@@ -23,7 +25,10 @@ class Reduction(Check):
     def __init__(self, rows: str) -> None: ...
 
 class KnownOutputs(Check):
-    def __init__(self) -> None: ...
+    def __init__(self, known: Collection[str]) -> None: ...
+
+class HessianOfLossAlone(Check):
+    def __init__(self, *gradients: str) -> None: ...
 
 class NumberOrRows(Check):
     def __init__(self, name: str, rows: str, allowed: Range | None = None) -> None: ...

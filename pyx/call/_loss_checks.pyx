@@ -16,7 +16,6 @@ from . import arguments
 from ._dtypes import FLOATING_DTYPES
 from .arrays import AbstractDeviceArray
 from .errors import ParamNullptrError, ParamTypeError
-from .operators.options import OUTPUTS
 
 cnp.import_array()
 
@@ -248,16 +247,19 @@ cdef class Reduction(Check):
 
 
 cdef class KnownOutputs(Check):
-    """Check that ``outputs`` is a sequence of different names of outputs, and make it a tuple of them."""
+    """Check that ``outputs`` is a sequence of different names among `known`, and make it a tuple of them."""
 
-    def __init__(self):
+    cdef object known
+
+    def __init__(self, known):
         Check.__init__(self, "outputs")
+        self.known = known
 
     cdef int run(self, Call call) except -1:
         value = call.values[self.slots[0]]
         if type(value) is tuple and value == ():
             return 0
-        expected = f"a tuple of names among {', '.join(map(repr, OUTPUTS))}"
+        expected = f"a tuple of names among {', '.join(map(repr, self.known))}"
         if not isinstance(value, (tuple, list)):
             call.fail("outputs", expected, arguments.shown(value), ParamTypeError)
         names = tuple(value)
@@ -266,11 +268,28 @@ cdef class KnownOutputs(Check):
                 call.fail("outputs", expected, arguments.shown(value), ParamTypeError)
         names = tuple([str(name) for name in names])  # plain str, as names may be of a subclass
         for name in names:
-            if name not in OUTPUTS:
+            if name not in self.known:
                 call.fail("outputs", expected, repr(name))
             if names.count(name) > 1:
                 call.fail("outputs", "different names", f"{name!r} more than once")
         call.values[self.slots[0]] = names
+        return 0
+
+
+cdef class HessianOfLossAlone(Check):
+    """Check that no upstream gradient of an output is given if the diagonal of the Hessian is requested."""
+
+    def __init__(self, *gradients):
+        Check.__init__(self, "outputs", *gradients)
+
+    cdef int run(self, Call call) except -1:
+        cdef int i
+        if "hessian_diag" not in <tuple>call.values[self.slots[0]]:
+            return 0
+        for i in range(1, self.count):
+            if call.values[self.slots[i]] is not None:
+                expected = f"no 'hessian_diag' with {self.names[i]} (it is the Hessian of the loss alone)"
+                call.fail("outputs", expected, "both")
         return 0
 
 

@@ -5,5 +5,6 @@ from ascend_grad._loss_options cimport LossOptions
 cdef object option(object source, str name)
 cdef const double *vector_of(object value, list held, bint with_values) except? NULL
 cdef double one_number(object value) except? -1
+cdef void *data_of(cnp.ndarray array) noexcept
 cdef list set_options(LossOptions *o, cnp.ndarray target, object source, bint with_values)
 cdef void set_results(LossOptions *o, list results)

@@ -10,8 +10,11 @@ from ascend_grad._cross_entropy_rows cimport (
     CrossEntropy,
     Rows,
     Slot,
+    bends,
     inverse_of,
     load_at_targets,
+    logit_scale_of,
+    needs_gradient,
     row_weight,
     rows_from,
     set_loss,
@@ -90,10 +93,25 @@ cdef inline void clear_gradient(Py_ssize_t i, Rows *r) noexcept nogil:
         r.slope[i] = 0
     if r.certain != NULL:
         r.certain[i] = 2
+    if r.first != NULL:
+        r.first[i] = r.second[i] = r.at_one[i] = 0
+
+
+cdef inline void set_curvature(Py_ssize_t i, double a, double square, double slope, double reciprocal, Rows *r) noexcept nogil:
+    """Set the numbers of the diagonal of the Hessian, ``slope^2 p (a (1 - p) + 2 square p)`` without a softcap's factors.
+
+    `a` is the coefficient of loss.h, and `square` the upstream gradient of the squared lse, with its factor.
+    """
+    cdef double factor = slope * slope * reciprocal
+    r.first[i] = a * factor
+    r.second[i] = (2 * square - a) * factor * reciprocal
+    r.at_one[i] = factor * (a * (r.rest[i] * reciprocal) + 2 * square * reciprocal)
 
 
 cdef void finish_ignored_row(CrossEntropy *x, Py_ssize_t number, Py_ssize_t i, Rows *r) noexcept nogil:
     clear_gradient(i, r)
+    if r.reciprocal != NULL:
+        r.reciprocal[i] = 0
     r.stores[i] = False
     set_loss(x, number, 0, 0)
     write_nothing(&x.o, number)
@@ -163,7 +181,9 @@ cdef void finish_row(CrossEntropy *x, Py_ssize_t i, Rows *r) noexcept nogil:
     write_outputs(&x.o, number, lse, r.log_sum[i] + mean_gap)
     for k in range(x.o.target_count if x.o.outputs.log_prob != NULL else 0):
         write_log_prob(&x.o, number * x.o.target_count + k, r.t.logits[k * x.pitch + i] - r.log_sum[i])
-    if x.return_grad:
+    if r.reciprocal != NULL:
+        r.reciprocal[i] = reciprocal
+    if needs_gradient(x):
         set_gradient(x, i, weights, lse, mean_gap, reciprocal, inverse * x.outer_slope, r)
 
 
@@ -206,6 +226,8 @@ cdef void set_gradient(
     r.smoothing[i] = smoothing * x.class_scale * inverse
     if r.slope != NULL:
         r.slope[i] = c.b * reciprocal * inverse
+    if r.first != NULL:
+        set_curvature(i, c.a, square, inverse, reciprocal, r)
     if is_dense(&x.o):
         r.smoothing[i] = grad_loss * x.class_scale * inverse
         set_certain_gradient(x, i, grad_loss, &c, mean_gap, reciprocal, inverse, r)
@@ -293,6 +315,13 @@ cdef void finish_single_target_rows(CrossEntropy *x, Py_ssize_t count, Rows *r) 
             r.t.logits[i] *= weight
         if not r.stores[i]:
             r.factor[i] = r.smoothing[i] = 0
+        if r.first != NULL:
+            # Nothing but p has a second derivative: the factor is that of p in the gradient.
+            set_curvature(i, r.factor[i] * (1 + r.rest[i]) * x.inverse_temperature, 0, 1, 1 / (1 + r.rest[i]), r)
+            if not r.stores[i]:  # the other numbers may be NaN
+                r.first[i] = r.second[i] = r.at_one[i] = 0
+        if r.reciprocal != NULL:
+            r.reciprocal[i] = 1 / (1 + r.rest[i]) if r.scale[i] > 0 else 0
         set_loss(x, r.numbers[i], loss, 0)
 
 
@@ -345,6 +374,8 @@ cdef void finish_some_rows(CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept 
         for i in range(count):
             value = r.t.logits[k * x.pitch + i] / x.s.p.cap
             r.t.slopes[k * x.pitch + i] = 1 - value * value
+            if r.at_targets != NULL:
+                r.at_targets[k * x.pitch + i] = value
     for i in range(count):
         r.t.inverse[i] = inverse_of_row(x, r.numbers[i])
     set_target_weights(x, count, r)
@@ -358,5 +389,25 @@ cdef void finish_some_rows(CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept 
                 finish_ignored_row(x, r.numbers[i], i, r)
             else:
                 finish_row(x, i, r)
-    if x.return_grad and not is_dense(&x.o):
+    if needs_gradient(x) and not is_dense(&x.o):
         x.kernels.target_gradients(&r.t, count)
+    if bends(x):
+        bend_at_targets(x, count, r)
+
+
+cdef double bend_of(const CrossEntropy *x) noexcept nogil:
+    """Return the second derivative of the softcap divided by its first one and by z / cap."""
+    return -2 * logit_scale_of(&x.o) / x.s.p.cap
+
+
+cdef void bend_at_targets(const CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
+    """Replace z / cap at the targets by the diagonal of the Hessian there, from the gradients at the targets."""
+    cdef Py_ssize_t i, k, at
+    cdef double e, value
+    for k in range(x.o.target_count):
+        for i in range(count):
+            at = k * x.pitch + i
+            e = r.t.exp[k * r.t.block + i]
+            value = r.at_one[i] if e == 1 else e * (r.first[i] + e * r.second[i])
+            value *= r.t.slopes[at] * r.t.slopes[at]
+            r.at_targets[at] = value + r.t.logits[at] * (bend_of(x) * r.at_targets[at])

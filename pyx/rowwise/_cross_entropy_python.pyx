@@ -16,7 +16,7 @@ from ascend_grad._cross_entropy_schedule cimport (
 )
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport AG_FLOAT64
-from ascend_grad._loss_arguments cimport set_options, set_results
+from ascend_grad._loss_arguments cimport data_of, set_options, set_results
 from ascend_grad._memory cimport ALIGNMENT
 from ascend_grad._overlap cimport may_overlap, overlaps_partly
 from ascend_grad._rowwise_kernels cimport ag_row_op
@@ -33,7 +33,8 @@ cnp.import_array()
 cdef tuple _dtypes = FLOATING_DTYPES  # in the order of ag_dtype
 
 cdef enum:
-    INPUT_GRAD = 1                    # place of the gradient among the results
+    INPUT_GRAD = 1                    # places among the results: of the gradient,
+    FULL = 7                          # and of two outputs of the shape of the logits, the last ones
 
 
 cdef inline object value(Call call, str name):
@@ -60,7 +61,8 @@ cdef list describe_loss(CrossEntropy *x, Call call, list results, bint with_valu
     cdef list held
     memset(x, 0, sizeof(CrossEntropy))
     held = set_options(&x.o, target_of(call), call, with_values)  # the check has copied the targets
-    set_results(&x.o, results)
+    set_results(&x.o, results[:FULL])
+    x.prob, x.hessian = <char *>data_of(results[FULL]), <char *>data_of(results[FULL + 1])
     x.o.is_double = dtype_of(input_of(call)) == AG_FLOAT64
     x.return_grad = value(call, "return_grad")
     return held

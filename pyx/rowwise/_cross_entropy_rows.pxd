@@ -30,6 +30,12 @@ ctypedef struct Rows:
     double *factor
     double *smoothing
     double *slope                     # NULL: no upstream gradient of the entropy
+    # Results of the shape of the logits, see ag_loss_quadratic; NULL: not requested.
+    double *reciprocal                # 1 / (1 + rest): factors of the probabilities
+    double *first                     # of the Hessian's diagonal with respect to the logits before the softcap
+    double *second
+    double *at_one
+    double *at_targets                # (K, pitch): the diagonal at the targets, if there is a softcap
     # Dense targets: sums of weights, and results at nearly certain entries, see ag_loss_rows.
     double *below
     double *at_max
@@ -53,6 +59,8 @@ ctypedef struct CrossEntropy:
     const ag_loss_kernels *kernels
     LossOptions o
     bint return_grad
+    char *prob                        # (rows, V), in the dtype of the logits: the probabilities; NULL: not requested
+    char *hessian                     # (rows, V), likewise: the diagonal of the Hessian of the loss
     # What follows from the options.
     double class_sum
     double class_scale                # see ag_class_scale; 1 without class weights
@@ -140,6 +148,21 @@ cdef inline double row_weight(const LossOptions *o, Py_ssize_t number) noexcept 
 cdef inline double upstream_of_all(const CrossEntropy *x) noexcept nogil:
     """Return the gradient of the result with respect to the loss of a row of weight 1, if it is the same for all rows."""
     return 0 if x.denominators[0] == 0 or x.o.grad_loss == 0 else x.o.grad_loss / x.denominators[0]
+
+
+cdef inline bint has_full_results(const CrossEntropy *x) noexcept nogil:
+    """Return whether a result beside the gradient has the shape of the logits."""
+    return x.prob != NULL or x.hessian != NULL
+
+
+cdef inline bint needs_gradient(const CrossEntropy *x) noexcept nogil:
+    """Return whether the numbers of the rows' gradients are computed."""
+    return x.return_grad or x.hessian != NULL
+
+
+cdef inline bint bends(const CrossEntropy *x) noexcept nogil:
+    """Return whether the diagonal of the Hessian has a term of the softcap's second derivative."""
+    return x.hessian != NULL and x.o.softcap > 0
 
 
 cdef inline void set_loss(CrossEntropy *x, Py_ssize_t number, double loss, double square) noexcept nogil:

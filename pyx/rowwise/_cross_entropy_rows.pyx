@@ -22,7 +22,7 @@ cdef void place_targets(const CrossEntropy *x, Rows *r, Arena *arena) noexcept n
     t.logits = <double *>arena_alloc(arena, size)
     t.slopes = <double *>arena_alloc(arena, size) if x.o.softcap > 0 else NULL
     t.weights = <double *>arena_alloc(arena, block)
-    t.exp = <double *>arena_alloc(arena, block) if x.return_grad else NULL
+    t.exp = <double *>arena_alloc(arena, block) if needs_gradient(x) else NULL
     t.equal, r.slots = NULL, NULL
     if x.o.target_count > MOST_COMPARED:
         t.equal = <double *>arena_alloc(arena, block)
@@ -53,6 +53,14 @@ cdef void place_rows(const CrossEntropy *x, Rows *r, Arena *arena, char *base) n
     r.factor = <double *>arena_alloc(arena, size)
     r.smoothing = <double *>arena_alloc(arena, size)
     r.slope = <double *>arena_alloc(arena, size) if x.o.grad_entropy != NULL else NULL
+    r.reciprocal = <double *>arena_alloc(arena, size) if x.prob != NULL else NULL
+    r.first = r.second = r.at_one = r.at_targets = NULL
+    if x.hessian != NULL:
+        r.first = <double *>arena_alloc(arena, size)
+        r.second = <double *>arena_alloc(arena, size)
+        r.at_one = <double *>arena_alloc(arena, size)
+    if bends(x):
+        r.at_targets = <double *>arena_alloc(arena, x.o.target_count * x.pitch * sizeof(double))
     r.below = r.at_max = r.certain = r.at_certain = NULL
     if is_dense(&x.o):
         r.below = <double *>arena_alloc(arena, size)
@@ -106,6 +114,14 @@ cdef Rows rows_from(const Rows *r, Py_ssize_t begin) noexcept nogil:
     part.smoothing += begin
     if part.slope != NULL:
         part.slope += begin
+    if part.reciprocal != NULL:
+        part.reciprocal += begin
+    if part.first != NULL:
+        part.first += begin
+        part.second += begin
+        part.at_one += begin
+    if part.at_targets != NULL:
+        part.at_targets += begin
     if part.below != NULL:
         part.below += begin
         part.at_max += begin

@@ -21,6 +21,7 @@ from ascend_grad._cross_entropy_rows cimport (
     Rows,
     cap_of,
     factor_of,
+    has_full_results,
     inner_of,
     inverse_of,
     is_transformed,
@@ -90,13 +91,16 @@ cdef bint has_one_term(const CrossEntropy *x) noexcept nogil:
 
 
 cdef bint is_single_target(const CrossEntropy *x) noexcept nogil:
-    """Return whether rows have one target, one weight, and no other term or output but label smoothing without weights."""
+    """Return whether rows have one target, one weight, and no other term but label smoothing without class weights.
+
+    Their only outputs are those of the shape of the logits.
+    """
     return has_one_term(x) and x.o.target_prob == NULL and (x.o.label_smoothing == 0 or x.o.class_weight == NULL)
 
 
 cdef bint is_plain(const CrossEntropy *x) noexcept nogil:
     """Return whether rows have weighted targets, and no other term or output."""
-    return has_one_term(x) and x.o.target_prob != NULL and x.o.label_smoothing == 0
+    return has_one_term(x) and not has_full_results(x) and x.o.target_prob != NULL and x.o.label_smoothing == 0
 
 
 cdef ag_row_op plan_of(const CrossEntropy *x, Py_ssize_t classes, bint has_other_dtype) noexcept nogil:
@@ -108,7 +112,7 @@ cdef ag_row_op plan_of(const CrossEntropy *x, Py_ssize_t classes, bint has_other
         return AG_LOSS_EXP_OF_DENSE
     if (
         needs_entropy(&x.o) or x.o.outputs.predicted != NULL or x.o.outputs.correct != NULL
-        or x.o.temperatures != NULL or is_transformed(&x.o)
+        or x.o.temperatures != NULL or is_transformed(&x.o) or has_full_results(x)
     ):
         return AG_LOSS_EXP_OF_ROWS
     # The kernel of strips computes label smoothing. With every instruction set, strips have up to AG_STRIP_ROWS(2) rows.
@@ -153,7 +157,7 @@ cdef void prepare_loss(CrossEntropy *x, const Problem *p, int threads) noexcept 
     elif not x.s.plan.by_columns:
         if not x.s.plan.gathers:
             x.buffered = min(x.buffered, x.chunk)
-        if x.return_grad and row_bytes <= CACHED_BYTES:
+        if (x.return_grad or has_full_results(x)) and row_bytes <= CACHED_BYTES:
             x.cached_bytes = x.chunk * row_bytes + AG_MAX_LANES * sizeof(double)
     # Not a multiple of 4 KiB, as the numbers of all targets of a row would then share a few lines of L1.
     x.pitch = x.buffered + 8 if x.buffered % 64 == 0 else x.buffered

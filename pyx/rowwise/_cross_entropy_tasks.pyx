@@ -5,10 +5,12 @@ from libc.stdint cimport int64_t
 
 from ascend_grad cimport _cpu, _tasks
 from ascend_grad._cross_entropy_finish cimport finish_rows
+from ascend_grad._cross_entropy_full cimport write_full_results
 from ascend_grad._cross_entropy_rows cimport (
     CrossEntropy,
     Rows,
     begin_rows,
+    has_full_results,
     number_rows,
     parameters,
     rows_at,
@@ -92,6 +94,8 @@ cdef void whole_rows(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Row
                 x, tile.a + i * tile.a_stride, x.s.p.n, r.max[i], r.rest[i]
             ) % x.s.p.n
     finish_rows(x, tile.rows, r)
+    if has_full_results(x):
+        write_full_results(x, tile, &rows, 0, r)
     if x.return_grad:
         x.kernels.rows_write(tile, &rows)
 
@@ -361,6 +365,10 @@ cdef void write_split(const void *context, Py_ssize_t task, int thread) noexcept
         x.kernels.columns_write(&tile, &rows, scratch_of(s, thread))
         scatter_columns(s, task // s.plan.splits, k, length, tiles, &tile)
     else:
+        if has_full_results(x):
+            write_full_results(x, &tile, &rows, k, &r)
+        if not x.return_grad:
+            return
         x.kernels.rows_write(&tile, &rows)
         if s.plan.gathers:
             scatter(s, begin, end, k, length, tiles, &tile)
@@ -430,9 +438,10 @@ cdef void run_split_phases(CrossEntropy *x, Team *team) noexcept nogil:
         for row in range(s.p.rows):
             x.predicted[r.numbers[row]] = <int64_t>-r.factor[row] % s.p.n
     _tasks.run_serially(team, finish_all_rows, x, 1)
-    if x.return_grad:
+    if x.return_grad or has_full_results(x):
         s.phase = SPLIT_WRITE
         _tasks.run_phase(team, write_split, x, tasks, not s.plan.nontemporal)
+    if x.return_grad:
         _tasks.run_serially(team, store_at_all_targets, x, 1)
 
 

@@ -96,6 +96,14 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         const double *certain
         const double *at_certain
 
+    ctypedef struct ag_loss_quadratic:
+        const double *first
+        const double *second
+        const double *at_one
+        char *to
+        const Py_ssize_t *numbers
+        Py_ssize_t pitch
+
     ctypedef struct ag_single_target_columns:
         const void *targets
         int has_wide_targets
@@ -141,6 +149,8 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         void (*rows_dense)(const ag_tile *tile, const ag_loss_rows *rows, double *deficit, double *below,
                            double *at_max) noexcept nogil
         void (*rows_write)(const ag_tile *tile, const ag_loss_rows *rows) noexcept nogil
+        void (*rows_quadratic)(const ag_tile *tile, const ag_loss_rows *rows,
+                               const ag_loss_quadratic *quadratic) noexcept nogil
         Py_ssize_t (*find)(const char *a, Py_ssize_t n, double value) noexcept nogil
         void (*columns_sum)(const ag_tile *tile, int is_rest, const double *max, double *sums, void *memory) noexcept nogil
         void (*columns_write)(const ag_tile *tile, const ag_loss_rows *rows, void *memory) noexcept nogil
@@ -155,5 +165,7 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         void (*single_target_strips)(const ag_tile *tile, const ag_single_target_columns *columns) noexcept nogil
         void (*transform)(char *x, Py_ssize_t n, double inner, double cap) noexcept nogil
         void (*apply_slopes)(const char *z, char *gradient, Py_ssize_t n, double cap) noexcept nogil
+        void (*apply_curvature)(const char *z, const char *gradient, char *h, Py_ssize_t n, double cap,
+                                double bend) noexcept nogil
 
     const ag_loss_kernels *ag_rowwise_loss_kernels(ag_variant variant, ag_dtype dtype)

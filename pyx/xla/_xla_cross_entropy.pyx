@@ -50,6 +50,7 @@ from ascend_grad._xla_losses cimport (
     has_dims,
     is_complete,
     memory_size,
+    numbers,
     refused_target,
     refused_temperature,
     require,
@@ -167,11 +168,18 @@ cdef ag_xla_error *solve(RowsCall *call) noexcept nogil:
     return NULL
 
 
+cdef char *full_result(RowsCall *call, const char *name) noexcept nogil:
+    """Return the address of a result of the rows' shape and one more dimension, the classes; NULL: not requested."""
+    call.dims[call.rank] = call.input.view.shape[call.axis]
+    return <char *>numbers(&call.c, name, call.input.view.dtype, call.rank + 1, call.dims)
+
+
 cdef ag_xla_error *run_in_memory(RowsCall *call) noexcept nogil:
     cdef LossCall *c = &call.c
     cdef ag_xla_error *error
     set_options(c, &call.x.o, call.rank, call.dims, call.input.view.shape[call.axis])
     set_results(c, &call.x.o, call.rank, call.dims)
+    call.x.prob, call.x.hessian = full_result(call, "prob"), full_result(call, "hessian_diag")
     if c.fits and is_dense(&call.x.o):
         require(c, has_dims(c.target, call.input.view.ndim, argument(c, "input").dims) and describe_buffer(&call.prob, c.target))
     require(c, result(c, "loss") != NULL)

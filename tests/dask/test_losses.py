@@ -23,6 +23,7 @@ OPTIONS: tuple[tuple[dict[str, Any], int | str], ...] = (
     ({"denominator": 5.0, "outputs": ("lse", "entropy")}, 3),
     ({"denominator": 5.0, "reduction": "sum"}, 0),
     ({"token_weight": "rows", "label_smoothing": 0.1}, "float32"),
+    ({"token_weight": "rows", "softcap": 3.0, "outputs": ("hessian_diag", "prob")}, 0),
     ({"class_weight": "classes", "reduction": "none", "outputs": ("lse", "entropy")}, "float64"),
 )
 

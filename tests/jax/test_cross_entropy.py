@@ -40,6 +40,8 @@ OPTIONS: dict[str, tuple[dict[str, Any], int | str]] = {
         "bfloat16",
     ),
     "dense and transformed": ({"softcap": 2.5, "logit_scale": -0.7, "outputs": ("lse",)}, "float32"),
+    "full": ({"softcap": 2.5, "logit_scale": -0.7, "outputs": ("hessian_diag", "prob"), "temperature": "rows"}, 0),
+    "full, several targets": ({"outputs": ("prob", "lse", "hessian_diag"), "lse_square_scale": 0.1}, 3),
     "sparse": ({"temperature": "rows", "class_weight": "classes", "outputs": ("predicted", "lse", "entropy")}, 3),
 }
 SHAPES = (((7,), 0), ((5, 9), -1), ((3, 70, 6), 1), ((40, 3), 0))
@@ -92,15 +94,17 @@ def test_gradients_are_those_of_the_definition(option, reduction):
     np.testing.assert_allclose(gradient, np.float64(right["input_grad"]), rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("option", ["outputs", "smoothing", "temperatures", "sparse"])
+@pytest.mark.parametrize("option", ["outputs", "smoothing", "temperatures", "sparse", "full", "full, several targets"])
 def test_gradients_of_outputs_are_differences(option):
     arguments, function = problem_of(option, "float64", (2, 5, 3), 1)
     names = [name for name in ("lse", "log_prob", "entropy") if name in arguments["outputs"]]
     above = generator("upstream", option).standard_normal((3, 2, 3))
+    of_prob = generator("prob", option).standard_normal((2, 5, 3))
 
     def total(input):
         found = function(input)
-        return found.loss + sum((each * getattr(found, name)).sum() for each, name in zip(above, names))
+        result = found.loss + sum((each * getattr(found, name)).sum() for each, name in zip(above, names))
+        return result if found.prob is None else result + (of_prob * found.prob).sum()
 
     jax.test_util.check_grads(total, (jnp.asarray(arguments["input"]),), order=1, modes=["rev"])
 

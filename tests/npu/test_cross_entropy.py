@@ -255,6 +255,8 @@ def test_no_rows(device):
     ("arguments", "reason"),
     [
         ({"input": np.ones((3, 4))}, "input: the device takes dtype"),
+        ({"outputs": ("lse", "prob")}, "outputs: the device's operators compute the loss without prob"),
+        ({"outputs": ("hessian_diag",)}, "outputs: the device's operators compute the loss without hessian_diag"),
         (
             {"input": np.broadcast_to(np.float32(0), (3, 2**24 + 1)), "outputs": ("correct",)},
             "the device takes classes for predicted and correct up to 16777216, got 16777217",

@@ -38,8 +38,8 @@ LAYERS = (
         (
             "loss/_loss_options xla/_xla_losses rowwise/_rowwise_plan rowwise/_rowwise_costs "
             "rowwise/_rowwise_candidates rowwise/_rowwise_schedule "
-            "rowwise/_cross_entropy_rows rowwise/_cross_entropy_finish rowwise/_cross_entropy_tasks "
-            "rowwise/_cross_entropy_schedule "
+            "rowwise/_cross_entropy_rows rowwise/_cross_entropy_finish rowwise/_cross_entropy_full "
+            "rowwise/_cross_entropy_tasks rowwise/_cross_entropy_schedule "
             "linear/_linear_grid linear/_linear_problem linear/_linear_plan linear/_linear_candidates "
             "linear/_linear_run linear/_linear_packing linear/_linear_partial_sums linear/_linear_results "
             "linear/_linear_packed linear/_linear_vocab_streamed linear/_linear_rows_streamed linear/_linear_features "

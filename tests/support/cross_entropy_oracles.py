@@ -13,6 +13,8 @@ from samples import DTYPES, generator
 from ascend_grad import LossResult
 
 LONG = np.longdouble
+#: Results of the shape of the logits.
+FULL = ("input_grad", "prob", "hessian_diag")
 
 
 def rows_last(array: Any, axis: int) -> np.ndarray:
@@ -82,19 +84,20 @@ def expected(
         "entropy": np.zeros(count, LONG),
         "log_prob": np.zeros(entries.shape, LONG),
         "predicted": np.full(count, -1),
-        "input_grad": np.zeros(x.shape, LONG),
+        **{name: np.zeros(x.shape, LONG) for name in FULL},
     }
     losses, squares = np.zeros((2, count), LONG)
     for i in np.flatnonzero(live):
-        z, slope = LONG(logit_scale) * x[i] / tau[i], LONG(logit_scale) / tau[i]
+        z, slope, bend = LONG(logit_scale) * x[i] / tau[i], LONG(logit_scale) / tau[i], LONG(0)
         if softcap is not None:
             value = np.tanh(LONG(logit_scale) * x[i] / LONG(softcap))
             z, slope = LONG(softcap) * value / tau[i], slope * (1 - value**2)
+            bend = -2 * value * slope * LONG(logit_scale) / LONG(softcap)
         shifted = z - np.max(z)
         lse = np.max(z) + np.log(np.sum(np.exp(shifted)))
         log_p = shifted - np.log1p(np.sum(np.sort(np.exp(shifted))[:-1]))
         p = np.exp(log_p)
-        results["lse"][i], results["predicted"][i] = lse, np.argmax(z)
+        results["lse"][i], results["predicted"][i], results["prob"][i] = lse, np.argmax(z), p
         results["entropy"][i] = -np.sum(np.where(p == 0, 0, p * log_p))
         w = np.zeros(vocabulary, LONG)
         for k, entry in enumerate(entries[i]):
@@ -111,7 +114,11 @@ def expected(
             squares[i] = r[i] * scale * lse**2 if scale else 0
         if g[i] * r[i]:
             a = (np.sum(w) + smoothing * np.sum(c)) * shares[0] + 2 * scale * (lse * shares[1] if scale else 0)
-            results["input_grad"][i] = g[i] * r[i] * (a * p - (w + smoothing * c) * shares[0]) * slope
+            gradient = g[i] * r[i] * (a * p - (w + smoothing * c) * shares[0])
+            second = 2 * scale * shares[1] if scale else LONG(0)
+            rest = np.where(shifted == 0, -np.expm1(log_p), 1 - p)
+            results["input_grad"][i] = gradient * slope
+            results["hessian_diag"][i] = g[i] * r[i] * p * (a * rest + second * p) * slope**2 + gradient * bend
         of_lse, of_entropy = (each[i] for each in above)
         of_outputs = of_lse * p
         for k in np.flatnonzero((entries[i] != ignore_index) & (of_targets[i] != 0)):
@@ -135,7 +142,8 @@ def expected(
         results[name] = results[name].reshape(rows)
     shape = np.atleast_1d(np.asarray(input)).shape
     moved = tuple(np.moveaxis(np.empty(shape), axis, -1).shape)
-    results["input_grad"] = np.moveaxis(results["input_grad"].reshape(moved), -1, axis).reshape(np.shape(input))
+    for name in FULL:
+        results[name] = np.moveaxis(results[name].reshape(moved), -1, axis).reshape(np.shape(input))
     return results
 
 
@@ -230,7 +238,7 @@ def assert_right(result: Any, right: dict[str, np.ndarray], dtype: str, text: st
         if name in ("predicted", "correct"):
             assert np.array_equal(value, wanted), (name, text)
             continue
-        error = exact + (rounding if name == "input_grad" else 0)
+        error = exact + (rounding if name in FULL else 0)
         size = np.max(np.abs(wanted[np.isfinite(wanted)]), initial=0)
         np.testing.assert_allclose(
             value.astype(np.float64),

@@ -130,6 +130,64 @@ def test_gradients_of_outputs_are_those_of_autograd(reduction, dtype):
             torch.testing.assert_close(gradient.double(), torch.autograd.grad(wanted, wide)[0], **tolerance)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_gradients_of_probabilities_are_those_of_autograd(reduction, dtype):
+    tolerance = {"rtol": TOLERANCES[dtype], "atol": TOLERANCES[dtype]}
+    for shape in SHAPES:
+        x, target, _ = problem_of(shape, dtype)
+        for of_loss, options in (
+            (0, {}),
+            (1, {"temperature": torch.rand(target.shape) + 0.5}),
+            (1, {"logit_scale": -0.7, "softcap": 2.0, "temperature": 1.5}),
+            (1, {"outputs": ("hessian_diag", "lse", "prob"), "temperature": 2.0}),
+        ):
+            outputs = options.get("outputs", ("prob",))
+            found = agt.cross_entropy(x, target, reduction=reduction, **{**options, "outputs": outputs})
+            wide, dim = x.detach().double().requires_grad_(), 1 if x.dim() > 1 else 0
+            z = options.get("logit_scale", 1.0) * wide
+            if "softcap" in options:
+                z = options["softcap"] * torch.tanh(z / options["softcap"])
+            divisor = torch.as_tensor(options.get("temperature", 1.0)).double()
+            z = z / (divisor.unsqueeze(dim) if divisor.dim() or x.dim() == 1 else divisor)
+            right = z.softmax(dim) * (target != -100).unsqueeze(dim)
+            assert (found.prob.dtype, found.prob.shape) == (dtype, x.shape)
+            torch.testing.assert_close(found.prob.double(), right, **tolerance)
+            above = torch.randn(x.shape).to(dtype)
+            wanted, total = (right * above).sum(), (found.prob * above).sum()
+            if of_loss:
+                wanted = wanted + 2 * F.cross_entropy(z, target, reduction=reduction).sum()
+                total = total + 2 * found.loss.sum()
+            (gradient,) = torch.autograd.grad(total, x)
+            assert gradient.dtype == dtype
+            torch.testing.assert_close(gradient.double(), torch.autograd.grad(wanted, wide)[0], **tolerance)
+
+
+def test_the_diagonal_of_the_hessian_has_no_gradient():
+    x, target, weight = problem_of((4, 6, 3), torch.float64)
+    found = agt.cross_entropy(x, target, weight, softcap=3.0, outputs=("prob", "hessian_diag"))
+    assert (found.prob.requires_grad, found.hessian_diag.requires_grad) == (True, False)
+    right = ag.cross_entropy(
+        x.detach().numpy(), target.numpy(), 1, class_weight=weight.numpy(), softcap=3.0, outputs=("hessian_diag",)
+    )
+    assert torch.equal(found.hessian_diag, torch.from_numpy(np.ascontiguousarray(right.hessian_diag)))
+    with pytest.raises(RuntimeError, match="cross_entropy: the gradient cannot be differentiated once more"):
+        torch.autograd.grad(found.prob[0, 0].sum(), x, create_graph=True)[0].sum().backward()
+
+
+def test_probabilities_by_transforms_and_compiled():
+    x, target, _ = problem_of((4, 6), torch.float64)
+
+    def total(x):
+        found = agt.cross_entropy(x, target, outputs=("prob", "hessian_diag"))
+        return (found.prob**2).sum() + found.loss
+
+    (right,) = torch.autograd.grad(total(x), x)
+    torch.testing.assert_close(torch.func.grad(total)(x.detach()), right)
+    compiled = torch.compile(total, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(torch.autograd.grad(compiled(x), x)[0], right)
+
+
 def test_outputs_have_the_bits_of_the_call_of_arrays():
     for shape in SHAPES:
         x, target, weight = problem_of(shape, torch.float32)

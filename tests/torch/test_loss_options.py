@@ -16,7 +16,7 @@ from torch_oracles import TOLERANCES, assert_close, value_and_gradients
 
 import ascend_grad as ag
 import ascend_grad.torch as agt
-from ascend_grad.operators.options import OUTPUTS
+from ascend_grad.operators.options import LAYER_OUTPUTS
 
 REDUCTIONS = ("mean", "sum", "none")
 N, H, C = 9, 5, 13
@@ -490,7 +490,7 @@ def test_batches_of_requested_outputs():
         assert torch.allclose(gradients[i], torch.autograd.grad(one.loss + one.lse.sum(), each)[0], atol=1e-6)
 
 
-@pytest.mark.parametrize("outputs", [("entropy",), ("correct", "lse"), tuple(OUTPUTS)], ids=str)
+@pytest.mark.parametrize("outputs", [("entropy",), ("correct", "lse"), tuple(LAYER_OUTPUTS)], ids=str)
 def test_results_are_instances_of_the_exported_class(outputs: tuple[str, ...]):
     x, w, _, target = problem()
     found = agt.linear_cross_entropy(x, w, target, outputs=outputs)

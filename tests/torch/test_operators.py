@@ -9,7 +9,7 @@ from torch_cases import changed, loss_arguments
 import ascend_grad as ag
 import ascend_grad.torch  # this import registers the operators
 from ascend_grad._call import Operator
-from ascend_grad.operators.options import OUTPUTS
+from ascend_grad.operators.options import LAYER_OUTPUTS
 from ascend_grad.torch.operators import rowwise_schema
 
 OPS = torch.ops.ascend_grad
@@ -48,7 +48,8 @@ def linear_cases():
     arguments = changed(
         arguments,
         bias=torch.randn(7), token_weight=torch.rand(4), class_weight=torch.rand(7), temperatures=1 + torch.rand(4),
-        bias_grad=True, label_smoothing=0.1, lse_square_scale=0.1, logit_scale=0.5, softcap=2.0, outputs=list(OUTPUTS)
+        bias_grad=True, label_smoothing=0.1, lse_square_scale=0.1, logit_scale=0.5, softcap=2.0,
+        outputs=list(LAYER_OUTPUTS)
     )  # fmt: skip
     yield pytest.param(OPS.linear_cross_entropy, tuple(arguments), id="with all options")
     several = torch.tensor([[1, 2], [0, -100], [-100, -100], [6, 6]])

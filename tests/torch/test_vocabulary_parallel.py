@@ -13,7 +13,7 @@ from torch_oracles import assert_close, linear_cross_entropy, value_and_gradient
 import ascend_grad as ag
 import ascend_grad.torch as agt
 from ascend_grad import parallel
-from ascend_grad.operators.options import OUTPUTS
+from ascend_grad.operators.options import LAYER_OUTPUTS
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -115,7 +115,7 @@ def test_options_and_outputs(outcomes, name, reduction):
     gradients = [torch.autograd.grad(each, leaves, retain_graph=True) for each in ((right[0] * above).sum(), total)]
     results = [rank["options", name, reduction] for rank in outcomes]
     names = tensor_ranks.options(name)["outputs"]
-    requested = [right[0], *(each for output, each in zip(OUTPUTS, right[1:], strict=True) if output in names)]
+    requested = [right[0], *(each for output, each in zip(LAYER_OUTPUTS, right[1:], strict=True) if output in names)]
     for each in results:
         if isinstance(each, Exception):
             raise each

@@ -453,6 +453,8 @@ static void K(loss_rows_write)(const ag_tile *tile, const ag_loss_rows *rows)
     }
 }
 
+#include "loss_quadratic.h"
+
 /* ---- columns ----------------------------------------------------------------------------------------------------- */
 
 static void K(loss_columns_sum)(const ag_tile *tile, int is_rest, const double *max, double *sums, void *memory)
@@ -583,6 +585,17 @@ static void K(loss_apply_slopes)(const char *z, char *gradient, ptrdiff_t n, dou
     }
 }
 
+static void K(loss_apply_curvature)(const char *z, const char *gradient, char *h, ptrdiff_t n, double cap, double bend)
+{
+    const V cap_v = V_(set1)((compute_t)cap), bend_v = V_(set1)((compute_t)bend), zero = {0};
+    for (ptrdiff_t i = 0; i < n; i += VL) {
+        const V value = K(loss_load_flat)(z, i, n) / cap_v, slope = 1 - value * value;
+        const V g = K(loss_load_flat)(gradient, i, n), second = K(loss_load_flat)(h, i, n);
+        const V bent = V_(select)(g == 0, zero, g * slope * (bend_v * value));
+        K(loss_store_flat)(h + i * AG_SIZE, V_(select)(second == 0, zero, second * slope * slope) + bent, n - i);
+    }
+}
+
 #include "loss_numbers.h"
 #include "loss_targets.h"
 
@@ -591,6 +604,7 @@ static const ag_loss_kernels K(loss_table) AG_UNUSED = {
     .rows_sum = K(loss_rows_sum),
     .rows_dense = K(loss_rows_dense),
     .rows_write = K(loss_rows_write),
+    .rows_quadratic = K(loss_rows_quadratic),
     .find = K(loss_find),
     .columns_sum = K(loss_columns_sum),
     .columns_write = K(loss_columns_write),
@@ -603,4 +617,5 @@ static const ag_loss_kernels K(loss_table) AG_UNUSED = {
     .single_target_strips = K(loss_single_target_strips),
     .transform = K(loss_transform),
     .apply_slopes = K(loss_apply_slopes),
+    .apply_curvature = K(loss_apply_curvature),
 };

@@ -181,6 +181,15 @@ typedef struct {
     const double *at_certain;
 } ag_loss_rows;
 
+/* Results that are quadratic in the exponentials e of rows: e (first + e second), and `at_one` where e is 1. Row r is written
+ * at `to` + numbers[r] * pitch. It is 0 if the three numbers of the row are. */
+typedef struct {
+    const double *first, *second, *at_one; /* one number for each row; `second` NULL: 0 */
+    char *to;
+    const ptrdiff_t *numbers;
+    ptrdiff_t pitch;                       /* bytes */
+} ag_loss_quadratic;
+
 /* Columns with one target each, a weight and label smoothing, and no other term of the loss: arguments and results of
  * `single_target_strips`. */
 typedef struct {
@@ -228,6 +237,8 @@ typedef struct {
      * w_v of entries below the maximum and at the maximum. */
     void (*rows_dense)(const ag_tile *tile, const ag_loss_rows *rows, double *deficit, double *below, double *at_max);
     void (*rows_write)(const ag_tile *tile, const ag_loss_rows *rows);
+    /* Write results in the dtype of the tile. Like rows_write, it reads rows->cached, but not the tile's result. */
+    void (*rows_quadratic)(const ag_tile *tile, const ag_loss_rows *rows, const ag_loss_quadratic *quadratic);
     /* Return the index of the first of n elements that equals `value`, or of the first NaN if that is NaN; n for none. */
     ptrdiff_t (*find)(const char *a, ptrdiff_t n, double value);
     /* Column kernels take one scale, tile->scale. Sums are those of one segment: AG_LOSS_EXP, or AG_LOSS_REST. */
@@ -254,6 +265,9 @@ typedef struct {
     void (*transform)(char *x, ptrdiff_t n, double inner, double cap);
     /* Multiply gradients with respect to n such logits z by 1 - (z / cap)^2. A gradient of 0 stays 0. */
     void (*apply_slopes)(const char *z, char *gradient, ptrdiff_t n, double cap);
+    /* Replace n second derivatives h with respect to such logits z by h s^2 + gradient s bend z / cap, where s is
+     * 1 - (z / cap)^2, and `bend` is the second derivative of the cap divided by s z / cap. */
+    void (*apply_curvature)(const char *z, const char *gradient, char *h, ptrdiff_t n, double cap, double bend);
 } ag_loss_kernels;
 
 /* The kernels of one operator, dtype and variant. The column kernels are NULL if the operator has none. */
