@@ -124,16 +124,45 @@ def test_nearly_certain_targets(sizes, dtype, cpu_engines):
         loss, q = np.log1p(rest), rest / (1 + rest)
         entropy = loss + rest * distance / (1 + rest)
         assert np.all(z[:, target] == distance - 40)
-        for _, options in itertools.product(cpu_engines(), ({}, {"label_smoothing": 1e-300})):
+        bias, ones = np.zeros(sizes.V, np.float32), np.ones(sizes.BT, np.float32)
+        ways = ({}, {"label_smoothing": 1e-300}, {"bias": bias}, {"bias": bias, "token_weight": ones})
+        for _, options in itertools.product(cpu_engines(), ways):
+            plain = ag.linear_cross_entropy(x, w, np.full(sizes.BT, target), reduction="sum", **options)
             results = ag.linear_cross_entropy(
                 x, w, np.full(sizes.BT, target), reduction="sum", outputs=("log_prob", "entropy"), **options
             )
-            assert abs(results.loss / (loss * sizes.BT) - 1) < 1e-4
             assert np.all(abs(results.log_prob / -loss - 1) < 1e-4)
             assert np.all(abs(results.entropy / entropy - 1) < 1e-4)
-            if dtype != "float16":  # small gradients underflow there
-                grad = results.weight_grad[target, 0].astype(float)
-                assert abs(grad / -(q * sizes.BT) - 1) < (1e-4 if dtype.startswith("float") else 2**-7)
+            for each in (plain, results):
+                assert abs(each.loss / (loss * sizes.BT) - 1) < 1e-4
+                if dtype != "float16":  # small gradients underflow there
+                    grad = each.weight_grad[target, 0].astype(float)
+                    assert abs(grad / -(q * sizes.BT) - 1) < (1e-4 if dtype.startswith("float") else 2**-7)
+
+
+@pytest.mark.parametrize("classes", [2, 5, 17, 40])
+@pytest.mark.parametrize("H", [3, 16, 40])
+@pytest.mark.parametrize("options", [{}, {"bias": True}, {"bias": True, "token_weight": True}])
+def test_infinities_and_nan_of_few_classes(classes, H, options, dtype, cpu_engine):
+    """Excluded classes, rows that hold NaN or infinities, and ignored rows give the reference's values."""
+    random = generator("few classes", classes, H)
+    x, w = random.standard_normal((300, H)), random.standard_normal((classes, H))
+    x[5, 0], x[6, 1], x[7, 0] = np.nan, np.inf, np.nan
+    arguments = {"input": x.astype(DTYPES[dtype]), "weight": w.astype(DTYPES[dtype])}
+    arguments["target"] = random.integers(0, classes, 300)
+    arguments["target"][[7, 20]] = -100
+    if "bias" in options:
+        arguments["bias"] = random.standard_normal(classes).astype(np.float32)
+        arguments["bias"][1] = -np.inf
+    if "token_weight" in options:
+        arguments["token_weight"] = random.random(300, np.float32)
+        arguments["token_weight"][5] = 0
+    found = ag.linear_cross_entropy(**arguments, reduction="none")
+    right = ag.linear_cross_entropy(**arguments, reduction="none", backend="reference")
+    for name in ("loss", "input_grad"):
+        got, expected = (np.asarray(getattr(each, name), np.float64) for each in (found, right))
+        rtol, atol = (1e-9, 1e-9) if dtype == "float64" else (2e-2, 5e-2)
+        np.testing.assert_allclose(got, expected, rtol, atol)
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
