@@ -1,0 +1,91 @@
+"""Count sentences that readers find hard: elliptical ones, and those of more than 30 words.
+
+    prose.py [--list]
+
+A block is a paragraph or list item of a document, a paragraph of a docstring, or a comment.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+#: Elliptical phrases, and words at the end of a sentence that refer to something left out.
+ELLIPTICAL = re.compile(
+    r"\b[Tt]hose of\b|\bso many\b|\bwhat it was\b|\bin the place of\b|\bof (?:its|their|our) own\b"
+    r"|,? \b(?:alone|too|besides)[.;:]",
+)
+MAX_WORDS = 30
+#: Shares and numbers that must not grow: blocks with an elliptical phrase, sentences that are too long.
+LIMITS = {"share of elliptical blocks": 0.031, "long sentences": 65}
+
+
+def of_document(text: str) -> Iterator[str]:
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^(?:\s*\||<!--|#|:|\{|\(|\[).*$", "", text, flags=re.MULTILINE)
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text):
+        yield paragraph
+
+
+def of_python(text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node) or ""
+            yield from (each for each in docstring.split("\n\n") if ">>>" not in each)
+    yield from of_comments(text, "#")
+
+
+def of_comments(text: str, mark: str) -> Iterator[str]:
+    for found in re.findall(rf"(?:^[ \t]*{mark}:? .*\n)+|(?<=\S)  {mark} .*$", text, re.MULTILINE):
+        yield re.sub(rf"^\s*{mark}:?", "", found, flags=re.MULTILINE)
+
+
+def of_c(text: str) -> Iterator[str]:
+    for comment in re.findall(r"/\*(.*?)\*/", text, re.DOTALL):
+        yield re.sub(r"^\s*\*", "", comment, flags=re.MULTILINE)
+
+
+def of_cython(text: str) -> Iterator[str]:
+    yield from re.findall(r'"""(.*?)"""', text, re.DOTALL)
+    yield from of_comments(text, "#")
+
+
+READERS = {".md": of_document, ".py": of_python, ".pyx": of_cython, ".pxd": of_cython, ".h": of_c, ".c": of_c}
+
+
+def main(listing: bool) -> int:
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    blocks = elliptical = 0
+    long: list[str] = []
+    for name in files.split("\0"):
+        reader = READERS.get(Path(name).suffix)
+        if reader is None or name == ".ci/prose.py":
+            continue
+        for block in reader((ROOT / name).read_text()):
+            words = " ".join(re.sub(r"`[^`]*`", "x", block).split())
+            if not words:
+                continue
+            blocks += 1
+            if ELLIPTICAL.search(words):
+                elliptical += 1
+                if listing:
+                    print(f"{name}: {words}")
+            for sentence in re.split(r"(?<=[.:;?!])\s", words):
+                if len(sentence.split()) > MAX_WORDS and reader is of_document:
+                    long.append(f"{name}: {sentence}")
+    if listing:
+        print("\n".join(long))
+    found = {"share of elliptical blocks": elliptical / blocks, "long sentences": len(long)}
+    print(
+        f"{blocks} blocks, {elliptical} elliptical ({elliptical / blocks:.1%}), {len(long)} long sentences in documents"
+    )
+    return int(any(found[name] > limit for name, limit in LIMITS.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main("--list" in sys.argv[1:]))
