@@ -28,8 +28,7 @@ LIMITS = {"share of elliptical blocks": 0.031, "long sentences": 65}
 def of_document(text: str) -> Iterator[str]:
     text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"^(?:\s*\||<!--|#|:|\{|\(|\[).*$", "", text, flags=re.MULTILINE)
-    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text):
-        yield paragraph
+    yield from re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text)
 
 
 def of_python(text: str) -> Iterator[str]:
@@ -75,15 +74,14 @@ def main(listing: bool) -> int:
                 elliptical += 1
                 if listing:
                     print(f"{name}: {words}")
-            for sentence in re.split(r"(?<=[.:;?!])\s", words):
-                if len(sentence.split()) > MAX_WORDS and reader is of_document:
-                    long.append(f"{name}: {sentence}")
+            if reader is of_document:
+                sentences = re.split(r"(?<=[.:;?!])\s", words)
+                long += [f"{name}: {each}" for each in sentences if len(each.split()) > MAX_WORDS]
     if listing:
         print("\n".join(long))
-    found = {"share of elliptical blocks": elliptical / blocks, "long sentences": len(long)}
-    print(
-        f"{blocks} blocks, {elliptical} elliptical ({elliptical / blocks:.1%}), {len(long)} long sentences in documents"
-    )
+    share = elliptical / blocks
+    found = {"share of elliptical blocks": share, "long sentences": len(long)}
+    print(f"{blocks} blocks, {elliptical} elliptical ({share:.1%}), {len(long)} long sentences in documents")
     return int(any(found[name] > limit for name, limit in LIMITS.items()))
 
 
