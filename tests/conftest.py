@@ -211,7 +211,7 @@ class Engine:
         return self._run(getattr(ag, problem.operator), code, *args, **kwargs)
 
     def call(self, operator: str, *args, **kwargs):
-        """Call a public function with arguments that are not a problem. The device's limits apply to them, too."""
+        """Call a public function with arguments that are not a problem. The device's limits also apply to them."""
         function = getattr(ag, operator)
         bound = inspect.signature(function).bind(*args, **kwargs)
         bound.apply_defaults()
@@ -442,7 +442,7 @@ def _run(script: str, *, check: bool = True, **environment: str) -> subprocess.C
 
 @pytest.fixture
 def run_script() -> Callable[..., subprocess.CompletedProcess]:
-    """Return a function that runs a script in a new Python process, whose environment has the given variables, too.
+    """Return a function that runs a script in a new Python process, with the given variables added to the environment.
 
     pytest's timeout is the only limit on the script's time, since an emulated CPU takes a hundred times as long.
     """

@@ -22,7 +22,7 @@ import ascend_grad as ag
 
 
 def tensor_of(array: np.ndarray) -> torch.Tensor:
-    """Make a tensor of the same values by torch alone."""
+    """Make a tensor of the same values, using only torch."""
     array = np.array(array)
     if array.dtype == BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -274,7 +274,7 @@ def test_classes_with_their_own_arithmetic():
 
 
 def test_tensors_within_transformations():
-    """Tensors that a transformation wraps are refused, since such tensors have no memory of their own."""
+    """Tensors that a transformation wraps are refused, since they have no memory."""
     for transform, message in (
         (torch.vmap(ag.softmax), "a tensor with memory .*, got one that a transform wraps"),
         (torch.func.grad(lambda x: ag.softmax(x).sum()), "a tensor that does not require grad"),

@@ -455,7 +455,7 @@ def test_the_documents_can_be_updated(hasty, monkeypatch, tmp_path):
 
 
 def test_the_command_with_all_rivals_that_are_installed(monkeypatch, tmp_path):
-    """The command runs in a process of its own, as PyTorch and JAX start threads."""
+    """The command runs in a separate process, as PyTorch and JAX start threads."""
     monkeypatch.chdir(tmp_path)
     name = "log_softmax_backward float32 8 × 8 fresh"
     process = start("bench", "--filter", name, "--json", "results.json")

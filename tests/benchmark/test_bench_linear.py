@@ -156,7 +156,7 @@ def test_the_trained_layer_is_that_of_the_demo(monkeypatch):
 def test_growth_is_that_of_the_call(run_script):
     """The measured growth is the memory of the call.
 
-    The call runs in a process of its own, since it would reuse memory that this process has freed.
+    The call runs in a separate process, since it would reuse memory that this process has freed.
     """
     run_script(
         """

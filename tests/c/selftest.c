@@ -230,7 +230,7 @@ static void test_copies(ag_variant variant)
         ag_dim dims[3];
         ptrdiff_t to_reach = size, from_reach = size;
         char *to_base = to + ROOM, *from_base = from + ROOM;
-        /* Each dimension steps over those within it, on either side in an order of its own. */
+        /* Each dimension steps over the dimensions within it. Source and destination have independent orders. */
         const int first_to = (int)(3 * uniform()), first_from = (int)(3 * uniform());
         for (int d = 0; d < 3; d++) dims[d].length = 1 + (ptrdiff_t)(uniform() < 0.5 ? 5 * uniform() : 21 * uniform());
         for (int d = 0; d < 3; d++) {
@@ -277,7 +277,7 @@ static void set_mode(ag_fpenv mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mo
 static const ag_fpenv mode_bits[] = {1 << 0, 1 << 1, 1 << 2, 1 << 13, 1 << 19, 1 << 22, 1 << 23, 1 << 24};
 #endif
 
-/* Whatever mode the caller has, kernels compute in one of their own, and the caller gets the mode back. */
+/* Kernels compute in a fixed floating-point mode, whatever mode the caller has set, and restore the caller's mode. */
 static void test_modes(void)
 {
     const ag_fpenv original = get_mode();

@@ -1,8 +1,8 @@
 /* Self-test of the kernels of linear cross-entropy, like selftest.c: every variant and kind against scalar double
  * arithmetic, one block and one chunk, whole and in parts, for sizes around the edges of vectors, tiles and panels.
- * And when a team of threads spins.
+ * It also tests when a team of threads spins.
  *
- * The scalar results are of double precision throughout, bounds those of float32 (float64) sums with room for the
+ * The scalar results are computed in double precision. The bounds are error bounds of float32 (float64) sums, plus the
  * rounding of P to bfloat16.
  */
 #include "ascend_grad/linear/bfmmla_in_c.h"
@@ -411,7 +411,7 @@ static void test_bfmmla_bound(void)
         double *x = numbers(8 * n, 1), *w = numbers(8 * n, 1);
         float tile[64] __attribute__((aligned(64)));
         for (ptrdiff_t i = 0; i < 8 * n; i++) {
-            /* The terms of row 1 and column 1 have one sign; those of row 0 shrink, those of row 2 grow along the sum. */
+            /* Row 1 and column 1 have terms of one sign. Along the sum, terms of row 0 shrink and terms of row 2 grow. */
             if (i / n < 3) x[i] = fabs(x[i]), w[i] = fabs(w[i]);
             if (i / n == 0) x[i] *= exp2(-(double)(i % n) / 64);
             if (i / n == 2) x[i] *= exp2(-(double)(n - i % n) / 64);

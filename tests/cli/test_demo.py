@@ -261,7 +261,7 @@ def test_frequent_tokens_have_small_numbers():
 def library(tmp_path, monkeypatch):
     """Make a small library: twenty files in a package, and other files that must be ignored."""
     for number in range(20):
-        # Each number has a line of its own, so that the text is neither constant nor incompressible.
+        # Each function has a different number, so that the text is neither constant nor incompressible.
         lines = (f"def function_{i}(argument):\n    return argument + {i % 97}\n" for i in range(number, number + 200))
         (tmp_path / "package").mkdir(exist_ok=True)
         (tmp_path / "package" / f"module_{number:02}.py").write_text("".join(lines))

@@ -27,7 +27,7 @@ INPUTS = ("hidden.npy", "weight.npy", "targets.npy")
 
 
 def problem(dtype: type = np.float32, rows: int = ROWS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Make and save a problem with ignored rows 1 and 4, if there are so many."""
+    """Make and save a problem whose rows 1 and 4 are ignored, if it has these rows."""
     rng = generator(str(np.dtype(dtype)), rows)
     hidden, weight = (rng.standard_normal((n, WIDTH)).astype(dtype) for n in (rows, VOCABULARY))
     targets = rng.integers(0, VOCABULARY, rows)

@@ -110,7 +110,7 @@ def test_same_bits_as_from_python(operator, dtype, shape, layout, num_threads, c
 
 @given(data=st.data())
 def test_any_matrices(operator, dtype, data, calls):
-    """Results on matrices of any size are right, if each operand has a layout of its own or is broadcast."""
+    """Results on matrices of any size are right, if each operand has a different layout or is broadcast."""
     shape = tuple(data.draw(st.sampled_from((0, 1, 2, 3, 8, 33, 130))) for _ in range(2))
     problem = matrices(operator, shape, dtype)
     step, order = st.sampled_from((1, 1, -1, 2, -3)), st.permutations((0, 1))
@@ -128,7 +128,7 @@ def test_any_matrices(operator, dtype, data, calls):
 
 @pytest.mark.parametrize("num_threads", [0, 1, 2])
 def test_from_threads_of_the_caller(operator, num_threads, calls):
-    """Calls from a prange of two threads are right, also if they ask for thread teams of their own."""
+    """Calls from a prange of two threads are right, also if they ask for separate thread teams."""
     problems = [matrices(operator, (40, 2500), "float32")] * 9
     expected = right(problems[0])
     inputs = [np.stack(arrays) for arrays in zip(*(problem.arrays for problem in problems), strict=True)]

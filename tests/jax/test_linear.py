@@ -72,7 +72,7 @@ def assert_same_gradients(got: dict, right) -> None:
 def test_every_option_has_the_bits_of_the_call_of_arrays(option, dtype):
     arrays, settings, _ = problem_of(option, dtype)
     function, layer = loss_of(arrays, settings)
-    # Values that no gradient follows are computed without gradients, in a sweep of their own.
+    # Values whose gradients are not needed are computed without gradients, in a separate sweep.
     right = ag.linear_cross_entropy(**arrays, **settings, return_grad=False)
     found = function(layer)
     for name, each in found._asdict().items():
@@ -110,7 +110,7 @@ def test_gradients_are_those_of_the_definition(option, reduction):
     right = loss_oracle.gradients(rows, 2.0**-53, bfloat16=False, **counted)
     for name, each in jax.grad(total)(layer).items():
         wanted = right[f"{name}_grad"].value
-        tolerance = 1e-3 if each.dtype == np.float16 else 1e-11  # a bias has a dtype of its own
+        tolerance = 1e-3 if each.dtype == np.float16 else 1e-11  # a bias has a separate dtype
         np.testing.assert_allclose(np.float64(each), wanted, rtol=tolerance, atol=tolerance * np.abs(wanted).max())
 
 
@@ -249,7 +249,7 @@ def test_within_loops_and_checkpoints():
 
 
 def test_large_problems_on_several_threads():
-    """A problem whose workspace is a mapping of its own, and whose products several threads share."""
+    """Results are right if the workspace is a separate mapping and several threads share the products."""
     shape = Shape(700, 20000, 300)
     arrays, settings, _ = problem_of("no option", "bfloat16", shape=shape)
     function, layer = loss_of(arrays, settings)

@@ -66,7 +66,7 @@ def test_values_and_gradients(name, dtype, data):
     function = data.draw(st.sampled_from((lambda f: f, jax.jit)))
     value, backward = jax.vjp(function(lambda x: getattr(agj, name)(x, axis)), jnp.asarray(x))
     (grad,) = backward(jnp.asarray(g))
-    # The functions of JAX and those for NumPy's arrays have the same kernels, whose errors have tests of their own.
+    # The functions for JAX and for NumPy arrays have the same kernels, whose errors have separate tests.
     assert_identical(np.asarray(value), getattr(ag, name)(x, axis))
     assert_identical(np.asarray(grad), getattr(ag, f"{name}_backward")(g, np.asarray(value), axis))
     if x.ndim:
@@ -387,7 +387,7 @@ def test_sizes_that_wrap_around():
 
 
 def test_any_dimension_of_masked():
-    """The kernel of the masked softmax is right for any dimension, although the functions use the last one alone."""
+    """The kernel of the masked softmax is right for any dimension, although the functions use only the last one."""
     x, mask = normal((2, 3, 40, 50), np.float32), generator("mask").random((2, 3, 40, 50)) < 0.4
     result = jax.ShapeDtypeStruct(x.shape, x.dtype)
     for axis in (-2, -3, -4):

@@ -285,7 +285,7 @@ def test_rows_without_a_gradient_are_absent(junk, mode, dtype, engine):
         assert_identical(result, expected)
     engine.assert_solved(problem, results)
     assert_identical(results[0][absent], np.zeros((absent.sum(), 19), problem.dtype))
-    # A vocabulary entry of NaN makes the gradients of present rows NaN, and keeps those of absent rows.
+    # A vocabulary entry of NaN makes the gradients of present rows NaN. The gradients of absent rows remain 0.
     weight = problem.arguments["weight"].copy()
     weight[5] = np.nan
     first, _ = engine.solve(problem.replaced(weight=weight))

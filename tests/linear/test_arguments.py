@@ -139,7 +139,7 @@ def test_how_many_bytes_of_bits_are_expected(rows, nbytes):
 
 @pytest.mark.parametrize("case", CALLS)
 def test_lists_are_arrays(case, backend):
-    """Lists of floats are arrays of float64, and all other arrays are then float64, too."""
+    """Lists of floats are arrays of float64. All other arrays are then also float64."""
     operator, how = CALLS[case]
     problem = problem_of(operator, Shape(BT, V, H), "float64", **how)
     function = getattr(ag, operator)

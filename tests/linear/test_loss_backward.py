@@ -228,7 +228,7 @@ def test_divisors_that_are_infinite_nan_or_tiny(backend):
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_weights_of_no_classes(backend):
-    """Without vocabulary entries all rows are ignored, with class weights, too."""
+    """Without vocabulary entries all rows are ignored, also with class weights."""
     arguments = {"target": np.full(3, -100), "class_weight": np.ones(0), "backend": backend}
     found = ag.linear_cross_entropy_backward(
         np.ones((3, 2)), np.ones((0, 2)), lse=np.ones(3), grad_loss=1.0, **arguments

@@ -162,7 +162,7 @@ def test_extreme_temperatures_count_as_the_nearest(backend):
         for result, same in zip(given, right, strict=True):
             assert_identical(result, same)
         assert not np.isnan(given.log_prob).any()
-    # Arrays of the other byte order have the limits of their dtype, too.
+    # Arrays of the other byte order also have the limits of their dtype.
     x, w = (array.astype(array.dtype.newbyteorder()) for array in (x, w))
     log_prob = ag.linear_top_k(x, w, 4, temperature=2.0**-300, backend=backend).log_prob
     assert_identical(log_prob[0], np.array([0, -3, -6, -9]) * 2.0**300)
@@ -226,7 +226,7 @@ def test_special_logits(shape, dtype, cpu_engine):
             log_prob, index = ag.linear_top_k(only, some, 3, backend="cpu")
             assert np.isnan(log_prob).all()
             assert index.tolist() == [[0, 1, 2]]
-            # 0 * inf is NaN, so that other rows are compared in a problem of their own.
+            # 0 * inf is NaN, so other rows are compared in a separate problem.
             problem = LinearProblem(TOP_K, {"input": others, "weight": np.array(some[:, :1])})
             results = ag.linear_top_k(**problem.arguments, k=3, backend="cpu")
             assert_top_k(results, *logits_of_problem(problem))

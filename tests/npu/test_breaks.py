@@ -1,8 +1,8 @@
 """Break the NPU backend deliberately, and test that the test double catches each break.
 
 A break replaces a few words in one file of a temporary copy of the package. The copy's modules are compiled again if
-necessary. A small check then runs on the copy in a process of its own. The check passes on an unbroken copy, so a
-failure shows that the tests over the test double find such an error.
+necessary. A small check then runs on the copy in a separate process. The check passes on an unbroken copy, so a failure
+shows that the tests over the test double find such an error.
 """
 
 from __future__ import annotations

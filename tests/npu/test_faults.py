@@ -195,7 +195,7 @@ def test_function_that_always_fails(device: StandIn, case: Case, function: str) 
 
 
 def struck_one_after_another(device: StandIn, attempt: Callable[[], None]) -> int:
-    """Let every call of the runtime fail in an attempt of its own, and count the attempts that raise."""
+    """Let every call of the runtime fail, each in a separate attempt, and count the attempts that raise."""
     struck = 0
     for has_raised in attempts_with_a_fault(device, "*", FAILED, attempt, failed_clearly, npu.release):
         struck += has_raised
@@ -390,7 +390,7 @@ def test_threads_with_faults_in_between(device: StandIn) -> None:
     assert device.violations() == []
 
 
-# ---- tests that run in a process of their own ------------------------------------------------------------------------
+# ---- tests that run in a separate process ----------------------------------------------------------------------------
 
 _CALLS = """
 import logging

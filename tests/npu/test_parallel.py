@@ -1,4 +1,4 @@
-"""Test a vocabulary that is split over two devices, each with a process of its own."""
+"""Test a vocabulary that is split over two devices, with a separate process for each device."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ def test_top_k_has_an_order_of_its_own(acl) -> None:
 @pytest.mark.parametrize("stable", [False, True])
 @pytest.mark.parametrize("descending", [False, True])
 def test_sort(acl, double, stable, descending) -> None:
-    """Equal elements keep their order in a stable sort alone. NaN is the largest."""
+    """Equal elements keep their order only in a stable sort. NaN is the largest."""
     x = np.array([[1, 3, np.nan, 3], [0, -0.0, np.nan, np.nan]], np.float32)
     _, values, indices = acl.compute("Sort", x, stable, -1, descending, z(2, 4), z(2, 4, dtype=np.int64))
     np.testing.assert_array_equal(values, np.take_along_axis(x, indices, 1))

@@ -79,7 +79,7 @@ def test_results(operator: str, streams: Streams, device: StandIn) -> None:
 
 
 def test_the_largest_log_probabilities(streams: Streams, device: StandIn) -> None:
-    """A call looks at the largest logits of each block, and waits for them alone."""
+    """A call reads the largest logits of each block, and waits only for these logits."""
     x, w = np.ones((5, 3), np.float16), np.repeat(np.arange(100, dtype=np.float16)[:, None] // 3, 3, axis=1)
     right = ag.linear_top_k(x, w, 4, backend="npu")
     there = npu.asarray(x), npu.asarray(w)

@@ -82,7 +82,7 @@ def test_the_dense_loss(case: Dense, acl, double, rng) -> None:
 
 
 def results_of_call(x: np.ndarray, *arguments, **settings) -> tuple[tuple, tuple]:
-    """Return the results of a call on the device, and those of the reference in float64."""
+    """Return the results of a call on the device, and the reference's results in float64."""
     with np.errstate(all="ignore"):
         right = ag.cross_entropy(x.astype(float), *arguments, **settings, backend="reference")
     return ag.cross_entropy(x, *arguments, **settings, backend="npu"), right

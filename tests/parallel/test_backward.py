@@ -1,4 +1,4 @@
-"""Compare gradients from given statistics over ranks with those of one process."""
+"""Compare gradients from given statistics over ranks with the gradients of one process."""
 
 from __future__ import annotations
 

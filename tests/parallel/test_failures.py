@@ -285,7 +285,7 @@ def test_disagreement_in_one_column_of_a_grid():
         assert "vocab_start_index: expected the same on every rank, got " in str(error)
 
     def other(vocab_comm, comm):
-        """Call the function with other vocabulary entries in the second column alone."""
+        """Call the function with vocabulary entries that differ between ranks only in the second column."""
         entries = slice(0, 12) if vocab_comm.rank == 0 else slice(12, 20 - comm.rank)
         problem = PROBLEM.replaced(target=np.arange(9))
         return tokens_rank(problem, [0, 4, 9], comm, entries, vocab_comm=vocab_comm)

@@ -149,7 +149,7 @@ def calls(draw):
 @given(calls(), st.booleans())
 @settings(max_examples=60)
 def test_any_options(drawn, deterministic):
-    """Results over a grid are those of the undivided problem. Each is computed in another order."""
+    """Results over a grid match the results of the undivided problem, but are computed in another order."""
     call, cuts, rows = drawn
     right = ag.linear_cross_entropy(**call)
     for each in whole_of_grid(on_grid_with_options(call, cuts, rows, deterministic=deterministic), call["reduction"]):
@@ -336,7 +336,7 @@ def test_an_infinite_token_weight_makes_an_infinite_loss(backend):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_vocabulary_parallel_without_entries(smoothing, reduction):
-    """All rows are ignored, and the results are those of the undivided problem."""
+    """All rows are ignored, and the results match the results of the undivided problem."""
     call = {"input": np.ones((3, 2)), "weight": np.ones((0, 2)), "target": np.full(3, -100), "reduction": reduction}
     call |= {"label_smoothing": smoothing, "bias": np.zeros(0), "outputs": EVERY}
     right = ag.linear_cross_entropy(**call)

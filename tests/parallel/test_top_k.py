@@ -1,4 +1,4 @@
-"""Compare the largest log-probabilities over ranks with those of one process."""
+"""Compare the largest log-probabilities over ranks with the log-probabilities of one process."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_a_working_folder_that_was_deleted(tmp_path):
 
 
 def run_after_mount(mount: str) -> None:
-    """Run the program in a mount namespace of its own, after a command that mounts something there."""
+    """Run the program in a separate mount namespace, after a command that mounts something there."""
     command = ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
     if not shutil.which("unshare") or run([*command, "true"], check=False).returncode != 0:
         pytest.skip("cannot mount files and folders")

@@ -1,4 +1,4 @@
-"""Test the functions of `ascend_grad.jax` on meshes of four devices, in a process of its own."""
+"""Test the functions of `ascend_grad.jax` on meshes of four devices, in a separate process."""
 
 from __future__ import annotations
 

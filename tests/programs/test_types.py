@@ -1,4 +1,4 @@
-"""Check programs with mypy, as a user would, who has the library's types from its annotations alone."""
+"""Check programs with mypy, which knows the library's types only from its annotations, as a user's mypy does."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def here(tmp_path, monkeypatch):
 
 def run(*argv: str | bytes, limit: str = "", **settings) -> subprocess.CompletedProcess[str]:
     """Run the command line, with an option of prlimit if one is given."""
-    # A function that is called after a fork would set the limit, too. But JAX warns of forks wherever it has been used.
+    # A function that is called after a fork could also set the limit. But JAX warns of forks wherever it has been used.
     before = ["prlimit", limit] if limit else []
     command = [*before, sys.executable, "-P", "-X", "warn_default_encoding", "-c", PROGRAM, *argv]
     settings = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "errors": "replace", "timeout": 100} | settings

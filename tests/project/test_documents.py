@@ -16,7 +16,7 @@ def test_the_api_reference_lists_every_public_name():
     listed = set(re.findall(r"^   ([\w.]+)$", text, re.MULTILINE)) | set(
         re.findall(r"autoclass:: ascend_grad\.([\w.]+)", text)
     )
-    optional = ("dask.", "jax.", "torch.")  # optional packages have tests of their own
+    optional = ("dask.", "jax.", "torch.")  # optional packages have separate tests
     listed = {name for name in listed if not name.startswith(optional)}
     public = {name for name in ag.__all__ if name not in ("__version__", "npu")}
     public |= {f"parallel.{name}" for name in parallel.__all__}

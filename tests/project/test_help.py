@@ -89,7 +89,7 @@ def test_the_text_before_the_parameters_is_plain(function: Callable):
 
 @EVERY
 def test_parameters_are_in_the_order_of_the_groups(function: Callable):
-    """Positional parameters have the order of a call. Those of the last group have a section of their own."""
+    """Positional parameters have the order of a call. Parameters of the last group have a separate section."""
     parameters = inspect.signature(function).parameters.values()
     keywords = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
     groups = by_group(keywords)

@@ -155,7 +155,7 @@ def test_nan_does_not_depend_on_threads(packed, cpu_engine):
 
 
 def test_rows_of_a_few_elements(operator, dtype, engine):
-    """Short rows, of which several are computed at a time, have the bits of a row that is computed alone."""
+    """Short rows, of which several are computed at a time, have the bits of a row that is computed separately."""
 
     def check(size: tuple[int, int]) -> None:
         problem = random_problem(operator, (1, 1, *size) if operator in MASKED else size, DTYPES[dtype])

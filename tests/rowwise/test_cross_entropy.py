@@ -301,7 +301,7 @@ def test_several_targets_take_little_memory_per_thread(shape, axis, K, cpu_engin
         given |= {"target_prob": prob, "num_threads": 1, "backend": "cpu"}
         for engine in cpu_engines():
             size = ag.workspace_size(*call, **given)
-            # Targets are copied, and probabilities converted to float64. Losses of rows are float64, too. The targets
+            # Targets are copied, and probabilities converted to float64. Losses of rows are also float64. The targets
             # of one row have to fit, however many they are. If rows are split, logits and exponentials at all targets
             # are kept.
             of_target = 32 if "split" in ag.explain(*call, **given).plan else 16

@@ -55,7 +55,7 @@ def test_any_layout(operator, engine, data):
 
 @given(data=st.data())
 def test_results_keep_the_axis_order(operator, engine, data):
-    """A new result has the axis order of its first input alone. A device's result is in C order."""
+    """The axis order of a new result depends only on its first input. A device's result is in C order."""
     problem = data.draw(problems(operator))
     rank = len(problem.shape)
     arrays = []

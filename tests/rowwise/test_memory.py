@@ -1,4 +1,4 @@
-"""Test that calls need little memory of their own, that large results are ordinary arrays, and that nothing leaks."""
+"""Test that calls need little extra memory, that large results are ordinary arrays, and that nothing leaks."""
 
 from __future__ import annotations
 

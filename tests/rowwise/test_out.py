@@ -50,7 +50,7 @@ def test_misaligned_results_beyond_the_cache(dtype, cpu_engine):
     itemsize = DTYPES[dtype].itemsize
     row = random_problem("softmax_backward", (1021,), DTYPES[dtype])
     rows = 40 * 2**20 // itemsize // 1021
-    # The gradients are broadcast, but every row of y has memory of its own.
+    # The gradients are broadcast, but every row of y has separate memory.
     g, y = np.broadcast_to(row.arrays[0], (rows, 1021)), np.tile(row.arrays[1], (rows, 1))
     expected = cpu_engine(row)
     for shift in (0, itemsize, 32 + itemsize, 1):

@@ -82,7 +82,7 @@ def test_threads_and_caches_change_nothing_on_any_variant(operator, shape, cpu_e
 
 
 def check_counts(problem: Problem, caches: tuple) -> None:
-    """Compare the bits for each number of threads, with cache sizes of its own, and for the default number."""
+    """Compare the bits for each number of threads, each with its cache sizes, and for the default number."""
     expected = compute(problem, num_threads=1)
     assert _openmp.last_team_size() == 1
     strided = problem.replaced(*(np.repeat(a, 2, -1)[..., ::2] for a in problem.arrays))

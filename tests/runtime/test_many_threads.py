@@ -45,7 +45,7 @@ def test_results_from_many_threads():
 
 
 def test_workspaces_of_many_threads():
-    """Each call has a workspace of its own. The calls are short, so that several threads allocate at the same time."""
+    """Each call has a separate workspace. The calls are short, so that several threads allocate at the same time."""
     shapes = [(3, 64, 17), (5, 200, 17), (9, 48, 17), (2, 300, 17)]
     problems = [problem_of(GRADIENT, shape, "float32") for shape in shapes]
 

@@ -208,7 +208,7 @@ def recorded_clock(tmp_path_factory) -> str:
 
 
 def test_a_given_number_of_threads_needs_no_cpu_time(run_script, recorded_clock):
-    """The CPU time of threads decides about default numbers of threads alone. Reading it takes up to a microsecond."""
+    """The CPU time of threads affects only default numbers of threads. Reading it takes up to a microsecond."""
     script = """
         import ctypes, time
         import numpy as np

@@ -19,7 +19,7 @@ from broken import ROOT, compile_module, copy_of_the_package, environment, repla
 
 from ascend_grad import _cpu
 
-#: Cython's directives, as in setup.py. Kernels are compiled for one instruction set alone.
+#: Cython's directives, as in setup.py. Kernels are compiled for only one instruction set.
 DIRECTIVES = ("boundscheck=False", "wraparound=False", "cdivision=True", "initializedcheck=False")
 LANES = {"avx2": 8, "avx512": 16, "avx512_bf16": 16, "amx_bf16": 16}.get(_cpu.variant(), 4)
 FLAGS = (

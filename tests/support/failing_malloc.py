@@ -13,7 +13,7 @@ if fail_at is not None:
 
 
 def ended() -> bool:
-    """Tell whether an allocation has failed; from now on none does. (These calls allocate, too.)"""
+    """Return whether an allocation has failed; from now on none does. (These calls also allocate.)"""
     try:
         failed = bool(_has_failed())
         fail_at(0)

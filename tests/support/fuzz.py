@@ -7,7 +7,7 @@ Valid calls are computed by the CPU backend and by the reference. Both results h
 backends have to refuse an invalid call with the same message. Exception and argument are as the contract demands.
 Memory outside of the results must not change.
 
-A call depends on the seed and on its number alone. A failing call is printed with seed and number, and with the command
+A call depends only on the seed and on its number. A failing call is printed with seed and number, and with the command
 that repeats it: ``python tests/support/fuzz.py --seed SEED --call NUMBER``.
 """
 
@@ -211,7 +211,7 @@ def check(options: Options, number: int) -> Made:
 
 
 def repeating(options: Options, number: int) -> str:
-    """Return the command that makes this call alone."""
+    """Return the command that makes only this call."""
     return f"python tests/support/fuzz.py --arrays {','.join(options.libraries)} --seed {options.seed} --call {number}"
 
 

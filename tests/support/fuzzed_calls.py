@@ -1,7 +1,7 @@
 """Draw random valid calls of the operators, with their expected results.
 
-A call is drawn from its seed and its number alone. It can therefore be made again, alone or for another backend, even
-if it overwrites its own arguments.
+A call is drawn only from its seed and its number. It can therefore be made again, alone or for another backend, even if
+it overwrites its own arguments.
 """
 
 from __future__ import annotations

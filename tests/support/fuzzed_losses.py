@@ -53,7 +53,7 @@ class Arrays:
 
 
 def draw_options(draw: Draw, arrays: Arrays, rows: tuple[int, ...], classes: int) -> dict[str, Any]:
-    """Draw the options that all losses have, each with a probability of its own."""
+    """Draw the options that all losses have, each with a separate probability."""
     options: dict[str, Any] = {}
     if draw.chance(0.3):
         options["token_weight"] = arrays.floats(rows, 0, 2, zeros=0.2)

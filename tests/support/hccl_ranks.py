@@ -1,7 +1,7 @@
 """Run the cases in each process of a group on Ascend NPUs. `hccl_fork` forks the process and calls `run`.
 
 ``HOME`` is an installation of the test double of a device. ``BACKEND`` is "hccl", "both" or "gloo". If ``WHAT`` is
-"arrays", each process has a device of its own. If it is "tensors", the cases use autograd, on device 0 in each process.
+"arrays", each process has a separate device. If it is "tensors", the cases use autograd, on device 0 in each process.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ def main(folder: str, home: str, backend: str, what: str, rank: int) -> weakref.
 
     dist.destroy_process_group()
     gc.collect()
-    assert session.release_all()  # autograd's threads have sessions of their own
+    assert session.release_all()  # autograd's threads have separate sessions
     assert device.violations() == [], device.violations()
     if double is not None:  # the real torch_npu does not destroy its streams
         double.release()

@@ -18,11 +18,11 @@ LOSS = "fused_cross_entropy_loss_with_max_sum"
 WHOLE = "linear_cross_entropy"
 #: The operators that a device has or is given as a chain.
 LINEAR = (GRADIENT, STATISTICS, LOSS, WHOLE)
-#: An operator of the host alone, whose indices have tests of their own.
+#: An operator that only the host computes. Its indices have separate tests.
 TOP_K = "linear_top_k"
 #: Options of the logits that it compares.
 LOGIT_OPTIONS = ("bias", "logit_scale", "softcap")
-#: Operators that have no problems here, but tests of their own: `test_loss_backward`.
+#: Operators that have no problems here, but separate tests: `test_loss_backward`.
 WITHOUT_PROBLEMS = ("linear_cross_entropy_backward",)
 
 MODES = ("recomputed", "stored")

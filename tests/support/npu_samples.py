@@ -34,7 +34,7 @@ def attempts_with_a_fault(
     check: Callable[[ag.AclError], None],
     prepare: Callable[[], None] = lambda: None,
 ) -> Iterator[bool]:
-    """Let each call of a function of the runtime (any if "*") fail in an attempt of its own, and check its error.
+    """Let each call of a function of the runtime (any if "*") fail in a separate attempt, and check its error.
 
     Yield whether the attempt raised. The last attempt makes no call that fails.
     """

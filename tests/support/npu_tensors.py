@@ -87,7 +87,7 @@ def call_of(operator: str, how: dict) -> Callable[[], list]:
 
 
 def fails_and_recovers(call: Callable[[], list], functions: Sequence[str], device, torch_npu) -> int:
-    """Let each call of these functions fail once, in an attempt of its own. Return how many of the attempts raise."""
+    """Let each call of these functions fail once, in a separate attempt. Return the number of attempts that raise."""
 
     def left() -> dict[str, int]:
         for index in (0, 1):

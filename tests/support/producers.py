@@ -213,7 +213,7 @@ _newer_api = ExchangeAPI(2, 0, ctypes.pointer(_api))
 
 
 class Exchanged:
-    """Export an array by the C exchange API alone."""
+    """Export an array only by the C exchange API."""
 
     __dlpack_c_exchange_api__: ClassVar = _new(ctypes.addressof(_api), API, None)
     came_by_dlpack = False

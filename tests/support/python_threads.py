@@ -21,7 +21,7 @@ INTERRUPT = """
 
 
 def in_threads(*functions: Callable[[], object]) -> None:
-    """Run each function on a thread of its own, all at once, and raise an exception of theirs in the calling thread."""
+    """Run each function on a separate thread, all at once, and raise one of their exceptions in the calling thread."""
     errors = []
 
     def guarded(function: Callable[[], object]) -> None:

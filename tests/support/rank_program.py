@@ -1,7 +1,7 @@
 """Run all cases on each rank of a real engine, and write their outcomes to a file.
 
 The program is started by ``python rank_program.py mpi FOLDER`` under mpiexec, or by ``python rank_program.py gloo
-FOLDER RANK SIZE``. With one more argument it runs the case "killed" alone.
+FOLDER RANK SIZE``. With one more argument it runs only the case "killed".
 """
 
 from __future__ import annotations

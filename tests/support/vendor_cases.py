@@ -1,8 +1,8 @@
 """List the cases in which the vendor tests the losses of logits on devices: shapes, dtypes, settings, ranges of values.
 
 They are the settings in ``tests/st`` of hicann/ops-nn (August 2026), of the operators CrossEntropyLoss,
-CrossEntropyLossGrad and SoftmaxCrossEntropyWithLogits. Some cases are of calls of aclnn; those of kernels are made for
-950 and call them without aclnn, whose checks refuse some. `REFUSED` says which, and why.
+CrossEntropyLossGrad and SoftmaxCrossEntropyWithLogits. Some cases call aclnn. The others are made for 950 and call the
+kernels without aclnn, whose checks refuse some of these cases. `REFUSED` says which cases, and why.
 
 Three things differ from the vendor's tests. The values are drawn anew. A case keeps its classes, but has only as many
 rows as make `MOST_LOGITS` logits, and at least `LEAST_ROWS`. Settings of the z-loss are left out: the vendor's tests

@@ -229,7 +229,7 @@ def test_errors_of_the_scaled_function_of_liger():
 def test_logits_of_liger(reduction: str, with_weight: bool, softcap: float | None, dtype: torch.dtype):
     """The function, the class and `apply` give the loss of the formula with its gradient, in the dtype of the logits.
 
-    All further results are checked, too.
+    All further results are also checked.
     """
     logits, target = torch.randn(B * T, V).to(dtype), problem()[2].flatten()
     target[0] = logits[0].argmax()

@@ -35,7 +35,7 @@ def right_gradient(log_prob, target, weight, grad_loss, reduction: str) -> torch
 
 
 def test_signatures():
-    """Names, positions and defaults are those of torch_npu 2.13.0."""
+    """Names, positions and defaults are the same as in torch_npu 2.13.0."""
 
     def shown(function) -> str:
         return ", ".join(str(each.replace(annotation=each.empty)) for each in parameters(function))

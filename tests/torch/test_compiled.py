@@ -111,7 +111,7 @@ def test_no_graph_for_each_size(name: str, dynamic: bool | None, limit: int):
     assert graphs() <= limit
 
 
-#: Values of options that change from step to step. The default is not among them, as it is a graph of its own.
+#: Values of options that change from step to step. The default is not among them, as it has a separate graph.
 CHANGING = {
     "denominator": [3.5, 4.5, 6.25],
     "denominator as an int": [3, 5, 8],
@@ -122,7 +122,7 @@ CHANGING = {
     "num_threads": [4, 2, 3],
 }
 
-#: The same for options of `linear_cross_entropy` alone.
+#: The same for options that only `linear_cross_entropy` has.
 CHANGING_LINEAR = CHANGING | {
     "logit_scale": [0.5, 0.75, 2.0],
     "softcap": [3.0, 4.0, 5.0],

@@ -95,7 +95,7 @@ def test_options_of_torch(
 )
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_options_of_the_library(reduction: str, names: tuple[str, ...]):
-    """Loss and gradients are those of the formula, with label smoothing, class weights and a bias."""
+    """Loss and gradients match the formula, with label smoothing, class weights and a bias."""
     x, w, bias, target = problem()
     options = {name.partition(" ")[0]: OWN[name]() for name in names}
     options |= {"label_smoothing": 0.1, "weight": torch.rand(C, dtype=torch.float64)}

@@ -1,7 +1,7 @@
 """Break the sharing of memory with torch_npu deliberately, and test that the test doubles catch each break.
 
 As in `tests/npu/test_breaks.py`, a break replaces a few words in a copy of the package. A small check runs on the copy
-in a process of its own. The check passes on an unbroken copy.
+in a separate process. The check passes on an unbroken copy.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def test_nothing_waits(is_later, torch_npu, device, monkeypatch, small_blocks):
 @pytest.mark.parametrize("is_scaled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_autograd(dtype, is_scaled, small_blocks):
-    """Gradients of the loss, and of outputs, as on the CPU, with those of the bias."""
+    """Gradients of the loss and of outputs are as on the CPU, including the gradients of the bias."""
     found = []
     for place in ("cpu", "npu"):
         x, w, target, bias = (each.to(place) for each in problem(dtype))

@@ -91,7 +91,7 @@ def test_the_loss_of_the_compat_module(torch_npu, device, dtype, reduction, weig
 
 
 def test_the_compat_module_copies_tensors_that_are_not_contiguous(torch_npu) -> None:
-    """The kernels read contiguous tensors alone. torch_npu passes others on, such as the upstream gradient of a sum."""
+    """The kernels read only contiguous tensors. torch_npu passes others on, such as the upstream gradient of a sum."""
     x, target, weight = sample(torch.float32, True)
     x, target, weight = x.to("npu").T.contiguous().T, target.to("npu"), weight.to("npu")
     right = loss_and_gradients(torch_npu, x.contiguous(), target, weight, "none", torch.ones(7, device="npu"))

@@ -132,7 +132,7 @@ static int phase_1(struct operation *op, const char *function, const void *const
 
 /* --- the table ---------------------------------------------------------------------------------------------------- */
 
-/* `handles`: those of the scalars, each followed by a comma. `settings`: other fields of the operation. */
+/* `handles`: the handles of the scalars, each followed by a comma. `settings`: other fields of the operation. */
 #define ELEMENTWISE(name_, parameters, inputs_and_result, handles, settings, expression)                               \
     static number name_##_value(const struct operation *op, const number *x)                                           \
     {                                                                                                                  \
@@ -151,7 +151,7 @@ static int phase_1(struct operation *op, const char *function, const void *const
     ELEMENTWISE(name, (const void *self, void *out), (self, out), (), (), expression)                                  \
     ELEMENTWISE(Inplace##name, (void *self), (self, self), (), (), expression)
 
-/* With a tensor and with a scalar (named by their own suffixes), each in place, too. `a` and `b` are the operands. */
+/* With a tensor and with a scalar (named by their own suffixes), both also in place. `a` and `b` are the operands. */
 #define BINARY(name, tensor, scalar, function)                                                                         \
     ELEMENTWISE(name##tensor, (const void *self, const void *other, void *out), (self, other, out), (), (),            \
                 function(x[0], x[1]))                                                                                  \

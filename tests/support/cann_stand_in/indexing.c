@@ -119,7 +119,7 @@ static void indexed(struct operation *op, char *workspace)
     struct tensor shape, result = {.rank = 0};
     int first;
     index_shape(op, &shape, &first);
-    /* the dimensions of the result: those of self, with those of the indices in the place of the indexed ones */
+    /* the result's dimensions: self's dimensions, with the indices' dimensions instead of the indexed dimensions */
     int origin[2 * MAX_RANK]; /* the dimension of self, or -1 - the dimension of the indices */
     for (int k = 0, placed = 0; k <= self->rank; k++) {
         if (k == first && !placed++)

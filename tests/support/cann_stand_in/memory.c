@@ -1,7 +1,7 @@
 /* Test double of the Ascend runtime: device and page-locked memory, and the rules of copies. See stand_in.h.
  *
  * All devices' memory is one file in memory, mapped twice: the addresses handed out cannot be read or written, so that
- * a host that touches them crashes; the alias is for the stand-in alone. */
+ * a host that touches them crashes; only the stand-in uses the alias. */
 #define _GNU_SOURCE
 #include "stand_in.h"
 
@@ -79,7 +79,7 @@ enum si_place si_place(const void *address, uint64_t bytes, int *device)
     return allocation_around(host_allocations, address, bytes) ? PLACE_LOCKED : PLACE_HOST;
 }
 
-/* The first page from `page` on that starts a gap of so many pages on this device, or a number beyond the device. */
+/* Return the first page from `page` on that starts a gap of `pages` pages, or a page number beyond the device. */
 static uint64_t gap(int device, uint64_t page, uint64_t pages)
 {
     for (struct allocation *p = device_allocations; p; p = p->next) {

@@ -3,8 +3,8 @@
 
 #include <math.h>
 
-/* cubeMathType: what becomes of float32 elements before they are multiplied. The first 910 and 310P multiply float16
- * alone. */
+/* cubeMathType: the conversion of float32 elements before they are multiplied. The first 910 and 310P multiply only
+ * float16. */
 enum { KEEP, LOWER, USE_FP16, USE_HF32 };
 
 static number narrowed(number value, int dtype, int64_t precision)

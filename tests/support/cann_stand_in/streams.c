@@ -1,4 +1,4 @@
-/* Test double of the Ascend runtime: contexts, and streams whose work is really done later, by a thread of their own. */
+/* Test double of the Ascend runtime: contexts, and streams whose work is really done later, on separate threads. */
 #define _GNU_SOURCE
 #include "stand_in.h"
 

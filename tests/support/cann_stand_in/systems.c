@@ -1,6 +1,6 @@
 /* Test double of what each system on chip has: its family by name, bfloat16, and the kernels of the operators.
  *
- * From the vendor's tables. The names of the first 910 begin like those of the 910B: a digit has to follow there. */
+ * From the vendor's tables. Names of the first 910 begin like names of the 910B, but only a 910B has a digit next. */
 #include "stand_in.h"
 
 #include <ctype.h>
