@@ -275,7 +275,7 @@ def test_an_infinite_class_weight_makes_the_smoothed_loss_infinite(shape, axis, 
     ],
 )
 def test_a_weight_of_0_excludes_a_logit_of_minus_infinity(options, loss, backend):
-    """Smoothing of 1 and a probability of 0 also exclude the logit. A mean without weight is NaN, and its gradient is 0."""
+    """Smoothing 1 and probability 0 also exclude the logit. A mean without weight is NaN, and its gradient is 0."""
     x = np.array([[0.0, -np.inf, 1.0]])
     target = np.array([[1, 2]] if "target_prob" in options else [1])
     for reduction in ("sum", "mean"):
