@@ -411,7 +411,7 @@ static void test_bfmmla_bound(void)
         double *x = numbers(8 * n, 1), *w = numbers(8 * n, 1);
         float tile[64] __attribute__((aligned(64)));
         for (ptrdiff_t i = 0; i < 8 * n; i++) {
-            /* Terms of row 1 and column 1 have one sign. Along the sum, row 0 has shrinking terms, row 2 growing terms. */
+            /* Terms of row 1 and column 1 have one sign. Terms of row 0 shrink along the sum; terms of row 2 grow. */
             if (i / n < 3) x[i] = fabs(x[i]), w[i] = fabs(w[i]);
             if (i / n == 0) x[i] *= exp2(-(double)(i % n) / 64);
             if (i / n == 2) x[i] *= exp2(-(double)(n - i % n) / 64);
