@@ -28,7 +28,7 @@ class Terms(NamedTuple):
     token_weight: NDArray
     #: Options of the loss. For logits of a part of the vocabulary, `vocab` and `class_sum` tell of the whole one.
     options: Mapping[str, Any]
-    #: Probabilities times class weights, including targets in other parts of the vocabulary, if there may be any.
+    #: Probabilities times class weights if the vocabulary is split; targets in other parts also count.
     weights: NDArray | None = None
 
     def of(self, rows: NDArray) -> Terms:

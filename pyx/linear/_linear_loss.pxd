@@ -24,7 +24,7 @@ ctypedef struct Loss:
     LossOptions o
     const double *bias                # (V,) or NULL
     bint with_bias_grad
-    # Outputs that a backward pass is given, (BT,). With `lse`, there are gradients alone.
+    # Outputs that a backward pass is given, (BT,). With `lse`, only gradients are computed.
     const double *lse                 # NULL: the statistics are computed, or `whole` has them
     const double *entropy             # NULL: 0
     # A part of a vocabulary: either its statistics are computed, or its gradients from the whole vocabulary's statistics.

@@ -7,7 +7,7 @@ from ascend_grad._memory cimport align_up, ceil_div
 
 
 ctypedef enum Sweep:
-    # The ways through a problem; each has a file of its own.
+    # The ways through a problem; each has a separate file.
     PACKED                            # chunks of rows and blocks of the vocabulary are packed
     VOCAB_STREAMED                    # few rows: tasks are ranges of the vocabulary
     ROWS_STREAMED                     # few vocabulary entries: tasks are ranges of the rows
