@@ -37,7 +37,7 @@ ctypedef struct Loss:
     double[2] denominators            # of the cross-entropy, and of the squared lse
     int64_t *row_targets              # (BT,): the first target of each row, if rows have several
     bint is_one_pass                  # logits are cached between statistics and gradients
-    Schedule first                    # statistics and gradients if is_one_pass, otherwise statistics alone
+    Schedule first                    # statistics and gradients if is_one_pass, otherwise only statistics
     Schedule second                   # gradients, unless is_one_pass
 
 

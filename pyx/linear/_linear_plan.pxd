@@ -82,7 +82,7 @@ ctypedef struct Buffers:
     char *panel_sum
     char *panel_rest                  # sums without their largest term
     ag_more *panel_more
-    double *bias_sums                 # (tasks, vocab), ROWS_STREAMED alone
+    double *bias_sums                 # (tasks, vocab), only for ROWS_STREAMED
     char *logits
     ag_top_k lists                    # (tasks, rows, top_k): the largest logits of each task of VOCAB_STREAMED; floors (rows,)
     uint8_t *complete_lists           # (tasks,): see ag_list_order

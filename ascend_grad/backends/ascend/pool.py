@@ -178,7 +178,7 @@ class Allocation:
                 if other is None or other is session:
                     self._queued_on = queued or other
                     return
-            other.wait()  # other threads still find the session meanwhile, and wait, too
+            other.wait()  # other threads still find the session meanwhile, and also wait
             with _queues:
                 if self._queued_on is other:
                     self._queued_on = None
