@@ -128,7 +128,7 @@ def switch(name: str, default: str) -> bool:
 
 
 # Patterns of the names by which a source file reads others: cimported modules, and C headers in quotes. Macros that
-# name the bodies of kernels have quotes, too.
+# name the bodies of kernels also have quotes.
 CIMPORT = re.compile(r"^ *from ascend_grad(?:\.(\w+))? cimport (\([^)]*\)|.*)", re.MULTILINE)
 HEADER = re.compile(r'"([\w/.]+\.h)"')
 

@@ -1,6 +1,6 @@
 """Print the shell block below the line "<!-- ci: NAME -->" of README.md, so that what it shows is what is tested.
 
-Its examples in Python, and those of docs/, are run by pytest.
+pytest runs the Python examples of README.md and docs/.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Import what compiled modules import: each other, and other packages.
 
-Tools that freeze programs, such as PyInstaller, find imports in Python sources alone.
+Tools that freeze programs, such as PyInstaller, find imports only in Python sources.
 """
 
 # mypy: disable-error-code="attr-defined"

@@ -43,7 +43,7 @@ _ARITHMETIC = ("__array_ufunc__", "__array_function__", "__mul__")
 
 
 def has_own_arithmetic(kind: type) -> bool:
-    """Return whether arrays of this class have more than elements: a mask, a unit, or a product of their own."""
+    """Return whether arrays of this class have more than elements: a mask, a unit, or a different product."""
     return (
         kind is not np.ndarray
         and issubclass(kind, np.ndarray)

@@ -46,7 +46,7 @@ def integer(name: str, low: int, high: int) -> int | None:
 
 
 def _fail(message: str) -> NoReturn:
-    # The command line cannot catch exceptions from the import of its own package.
+    # The command line cannot catch exceptions that are raised while this package is imported.
     if not _is_command_line():
         raise ValueError(message)
     print(f"ascend-grad: error: {message}", file=sys.stderr)

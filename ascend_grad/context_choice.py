@@ -69,7 +69,7 @@ class use_backend(ContextChoice):
     Parameters
     ----------
     name : {"auto", "cpu", "npu", "reference"}
-        The backend; ``"auto"`` overrides the environment's choice, too. A backend that this machine lacks is refused by
+        The backend; ``"auto"`` also overrides the environment's choice. A backend that this machine lacks is refused by
         the calls that follow.
 
     Raises
@@ -82,8 +82,8 @@ class use_backend(ContextChoice):
     Notes
     -----
     One object may be entered any number of times, nested and in several threads or tasks at once. A task or thread that
-    starts with a copy of the context starts with its choice. A generator has no context of its own: a block that is
-    open while it yields also holds for the code that iterates over it.
+    starts with a copy of the context starts with its choice. A generator has no separate context: a block that is open
+    while it yields also holds for the code that iterates over it.
 
     Examples
     --------

@@ -159,7 +159,7 @@ class RankError(AscendGradError, RuntimeError):
 
 
 class AclError(AscendGradError, RuntimeError):
-    """The device's runtime or operator library failed with a code that has no class of its own.
+    """The device's runtime or operator library failed with a code that has no separate class.
 
     `call` names the function; `code` is None if that function returns none.
     """

@@ -117,8 +117,7 @@ def workspace_size(op_name: str, *args: Any, **kwargs: Any) -> int:
         Number of bytes. Row-wise operators take buffers per thread, partial sums, and a copy of the result if `out`
         overlaps an input. Linear operators take at most `workspace_bytes`, an accumulator of the size of `input` if the
         results have 16 bits, and a copy of every result whose `out` overlaps an input. On an Ascend NPU it is the
-        largest workspace that an operator's first stage requests; arrays of the host need a copy in device memory
-        besides.
+        largest workspace that an operator's first stage requests; arrays of the host also need a copy in device memory.
 
     Raises
     ------

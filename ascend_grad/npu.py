@@ -37,7 +37,7 @@ __all__ = [
     "use_deterministic",
 ]
 
-#: Maximum bytes of a one-dimensional array (targets, masks, row gradients) whose values are cached on the host, too.
+#: Maximum bytes of a one-dimensional array (targets, masks, row gradients) whose values are also cached on the host.
 _REMEMBERED_BYTES = 16 << 20
 
 

@@ -12,7 +12,7 @@ Array = TypeVar("Array")
 #: float, or in torch also a tensor without dimensions.
 Number = TypeVar("Number")
 
-#: The argument `outputs` of a loss. Without any, a function of torch or JAX returns the loss alone.
+#: The argument `outputs` of a loss. Without outputs, a function of torch or JAX returns only the loss.
 Outputs: TypeAlias = Sequence[Literal["lse", "log_prob", "entropy", "predicted", "correct"]]
 #: The same argument of the loss of logits, which has two outputs more.
 LogitsOutputs: TypeAlias = Sequence[

@@ -53,7 +53,7 @@ STEPS = 100
 
 # ---- layouts ---------------------------------------------------------------------------------------------------------
 
-#: Layouts with names of their own, as kinds and numbers of strange layouts.
+#: Named layouts, as kinds and numbers of strange layouts.
 _AS_STRANGE = {EVERY_SECOND: (STEPS_OF, (2,)), COLUMN: (COLUMN_OF, (5,))}
 
 

@@ -193,7 +193,7 @@ DRAWN, SEED = 100, 1
 
 #: The mode of a call with these options at once: logit scale, softcap, smoothing, z-loss and entropy.
 ALL_OPTIONS = "scale + cap + smoothing + z-loss + entropy"
-#: Modes that add an output alone. The results of the plain loss are the same.
+#: Modes that only add an output. The results of the plain loss are the same.
 FREE_OUTPUTS = ("lse", "log_prob", "predicted")
 OUTPUTS = (*FREE_OUTPUTS, "entropy")
 #: Modes of the loss of a linear layer, in addition to `OUTPUTS`: one option, or `ALL_OPTIONS`.

@@ -1,4 +1,4 @@
-"""The blocks of the documents that are generated from results, which the command prints, too.
+"""The blocks of the documents that are generated from results. The command also prints most of them.
 
 A block is the text between ``<!-- bench:NAME:begin -->`` and ``<!-- bench:NAME:end -->``.
 """
@@ -23,10 +23,10 @@ DOCUMENTS = (
 )
 #: The pictures, which are drawn into the folder of the pages when these are built.
 CHART, GRID_CHART = "benchmark.svg", "grid.svg"
-#: The results in the source tree, by the names of their files. Those of random problems have a seed.
+#: The results in the source tree, by the names of their files. Names of results of random problems contain the seed.
 KEPT = ("speed", "accuracy", "linear", "tensors", "losses", "programs")
 GRID, PARALLEL = "grid_{}.json", "parallel.json"
-#: Blocks of the documents that the command does not print, as others show their results, too.
+#: Blocks of the documents that the command does not print, as other blocks also show their results.
 NOT_PRINTED = (
     *("machine", "speed", "chart", "torch", "others", "losses", "linear_machine", "tensors_machine", "loss_machine"),
     "program_machine",

@@ -270,7 +270,7 @@ def single_calls(calls: dict[str, Call], before: Call, count: int, most_seconds:
 def in_programs(calls: dict[str, Call], before: Call, turns: int) -> dict[str, float]:
     """Return the seconds of a call in a program that does something before each call: the least median of all turns.
 
-    Each turn of a side is a program of its own, whose first calls are not timed: by then threads are where the program
+    Each turn of a side is a separate program, whose first calls are not timed: by then threads are where the program
     leaves them.
     """
     random, least = np.random.default_rng(0), dict.fromkeys(calls, math.inf)

@@ -8,7 +8,7 @@ DASH = "–"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Make a Markdown table that is readable as text, too. All columns but the first are aligned to the right."""
+    """Make a Markdown table that is also readable as text. All columns but the first are aligned to the right."""
     lines = [list(header), *map(list, rows)]
     widths = [max(3, *(len(line[i]) for line in lines)) for i in range(len(header))]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]

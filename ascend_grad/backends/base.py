@@ -43,7 +43,7 @@ class Backend(Protocol):
 
 
 class DeviceBackend(Backend, Protocol):
-    """The interface of a device's backend, which may be absent, has limits, and has arrays of its own."""
+    """The interface of a device's backend, which may be absent, has limits, and has a separate class of arrays."""
 
     #: The device's state, under "state": a tuple whose first entry is the status. Empty until the first search for a
     #: device. Dispatch reads it at every call, as calling `status` would be too slow.

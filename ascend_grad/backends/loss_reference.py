@@ -28,7 +28,7 @@ class Terms(NamedTuple):
     token_weight: NDArray
     #: Options of the loss. For logits of a part of the vocabulary, `vocab` and `class_sum` tell of the whole one.
     options: Mapping[str, Any]
-    #: Probabilities times class weights, if targets may be in another part of the vocabulary. They count there, too.
+    #: Probabilities times class weights if the vocabulary is split; targets in other parts also count.
     weights: NDArray | None = None
 
     def of(self, rows: NDArray) -> Terms:
@@ -88,7 +88,8 @@ class RowStatistics:
     def deficits(self, class_weight: NDArray) -> NDArray:
         """Return the sum of ``c_v (max - z_v)`` of each row, where a distance of 0 adds nothing whatever its weight is.
 
-        An entry of -inf has an infinite distance even if all are -inf. They may be a part of the vocabulary alone.
+        An entry of -inf has an infinite distance even if all are -inf: the entries may be only a part of the
+        vocabulary.
         """
         distance = np.where(np.isneginf(self.max)[:, None], np.inf, self.distance)
         return np.sum(np.where(distance == 0, 0, _weighted(class_weight, distance)), axis=-1)

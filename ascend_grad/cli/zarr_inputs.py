@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import dask.array as da
     import zarr
 
-#: The attribute of a result that says what it was computed from, as JSON.
+#: The attribute of a result that describes its computation and its inputs, as JSON.
 ATTRIBUTE = "ascend_grad"
 #: The files that describe arrays and groups, in the third format and in the second one.
 _METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs")

@@ -2,7 +2,7 @@
 
 The hidden directory ``.NAME.ascend-grad-part`` is next to the result and holds the array, which gets its name when all
 of its chunks are there. An attribute of the array says what is computed, and from what. A block is finished if all of
-its chunks are there: zarr gives a chunk its name when it is written, and chunks of fill values are written, too.
+its chunks are there: zarr gives a chunk its name when it is written, and chunks of fill values are also written.
 """
 
 from __future__ import annotations

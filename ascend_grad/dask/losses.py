@@ -104,7 +104,8 @@ def linear_cross_entropy(
     -------
     LossResult
         The results as dask arrays, yet to be computed, of the fields, shapes and dtypes that
-        `ascend_grad.linear_cross_entropy` gives them. Those of tokens have the chunks of `input`, others one chunk.
+        `ascend_grad.linear_cross_entropy` gives them. Results with a number for each token have the chunks of `input`,
+        other results one chunk.
 
     Notes
     -----

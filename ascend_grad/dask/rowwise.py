@@ -46,7 +46,7 @@ def blockwise(
         if rank:
             check_one_chunk(array, call.arguments.get("axis", rank - 1), name, operator)
         # dask matches blocks by these indices. An axis of length 1, as a mask may have, is broadcast to all blocks.
-        # dask recognizes such an axis by its number of chunks, and empty chunks count, too: hence one chunk.
+        # dask recognizes such an axis by its number of chunks, including empty chunks: hence one chunk.
         array = array.rechunk({axis: -1 for axis, length in enumerate(array.shape) if length < 2})
         operands += [array, tuple(range(rank))]
     settings = {name: value for name, value in call.arguments.items() if name not in arrays}

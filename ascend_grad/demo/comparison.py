@@ -91,7 +91,7 @@ def compare_seconds(gradient: Gradient, arguments: tuple, rounds: int = 15) -> t
 
 
 def compare_megabytes(input: NDArray, weight: NDArray, target: NDArray) -> tuple[float, float]:
-    """Return the megabytes of the workspace of `linear_cross_entropy`, and of NumPy's logits alone."""
+    """Return the megabytes of the workspace of `linear_cross_entropy`, and of only the logits in NumPy."""
     logits = len(input) * len(weight) * np.dtype(np.float32).itemsize
     return ag.workspace_size("linear_cross_entropy", input, weight, target) / 1e6, logits / 1e6
 

@@ -60,8 +60,7 @@ def cross_entropy(
     -------
     jax.Array or LossResult
         The loss; float32, or float64 if `input` is float64. With `outputs` it is the first field of a named tuple,
-        `loss`, and the outputs are others. "lse", "log_prob", "entropy" and "prob" are
-        differentiable, too.
+        `loss`, and the outputs are the other fields. "lse", "log_prob", "entropy" and "prob" are also differentiable.
 
     Raises
     ------
@@ -73,9 +72,9 @@ def cross_entropy(
 
     Notes
     -----
-    The gradient of a mean or a sum is computed with the loss, except in float16. Other gradients, and those of outputs,
-    are computed in the backward pass. A `temperature` that is an array may be traced. To divide a mean by a traced
-    number, divide the sum by it.
+    The gradient of a mean or a sum is computed with the loss, except in float16. Other gradients, and the gradients of
+    outputs, are computed in the backward pass. A `temperature` that is an array may be traced. To divide a mean by a
+    traced number, divide the sum by it.
 
     Examples
     --------

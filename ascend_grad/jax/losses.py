@@ -126,7 +126,7 @@ def compute(
 # Gradients of a mean or a sum are computed with the loss, so that logits are computed once, and scaled later. Gradients
 # of one loss per row are computed later, as upstream gradients must be applied before the sum over the rows. So are
 # gradients in float16: a loss scale must be applied before the rounding, in which the gradient of a mean would vanish.
-# If a requested output of a layer's loss has a gradient, all gradients are computed later, too: one call then applies
+# If a requested output of a layer's loss has a gradient, all gradients are also computed later: one call then applies
 # the upstream gradients of the loss and the outputs together.
 
 

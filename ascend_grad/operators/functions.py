@@ -77,11 +77,11 @@ def softmax_backward(
     tokens and classes, and the other arguments that ``docs/arrays.md`` lists are an exception: they may be NumPy's if
     the matrices or logits belong to another library, or the reverse.
 
-    Arrays on an Ascend NPU are taken, too. Calls on arrays of `npu.asarray` return such arrays and are done when they
-    return. Calls on tensors of torch_npu return such tensors and are in the order of torch's current stream, as torch's
-    own operators are. They do not wait, copy nothing to the host, and look at no value. The exceptions are calls of the
-    linear operators with H = 0 or V = 0, which are computed on the host and wait. All arrays of a call are of one kind,
-    on one device.
+    Arrays on an Ascend NPU are also accepted. Calls on arrays of `npu.asarray` return such arrays and are done when
+    they return. Calls on tensors of torch_npu return such tensors and are in the order of torch's current stream, as
+    torch's own operators are. They do not wait, copy nothing to the host, and look at no value. The exceptions are
+    calls of the linear operators with H = 0 or V = 0, which are computed on the host and wait. All arrays of a call are
+    of one kind, on one device.
 
     The operators also take anything that NumPy converts to an array, and subclasses of its arrays such as memory maps.
     Arrays with more than elements (masked arrays, matrices, arrays with units) are refused, as inputs and as `out`,
@@ -159,7 +159,7 @@ def scaled_masked_softmax_backward(
     r"""Compute the gradient with respect to the input of a scaled and masked softmax over the last axis.
 
     It returns ``(g - sum(g * y)) * y * scale``, and exactly +0 where `mask` is True, even if g or y is NaN there. The
-    sum has the masked elements, too::
+    sum includes the masked elements::
 
         grad = ag.scaled_masked_softmax_backward(grad_output, y, mask, scale)
 
@@ -477,7 +477,7 @@ def fused_linear_online_max_sum(
     vocab_start_index, vocab_end_index : int
         The ids that live in this shard, the end exclusive: ``0 <= start <= end`` and ``end - start <= V``.
     return_logits : bool, default False
-        Whether to return the logits, too.
+        Whether to also return the logits.
 
     Returns
     -------

@@ -141,7 +141,8 @@ def cross_entropy(
     :math:`a = \sum_k w_k + s_i \sum_v c_v + 2 g r\, \mathrm{lse\_square\_scale} \cdot \mathrm{lse}`, for the upstream
     gradient :math:`g`. The outputs add
     :math:`g^{\mathrm{lse}} p_v + \sum_k g^{\mathrm{log\_prob}}_k ([v = t_k] - p_v)
-    - g^{\mathrm{entropy}} p_v (z_v - \mathrm{lse} + \mathrm{entropy})`. Pass ``grad_loss=0`` for their gradient alone.
+    - g^{\mathrm{entropy}} p_v (z_v - \mathrm{lse} + \mathrm{entropy})`. Pass ``grad_loss=0`` for only the gradient of
+    the outputs.
 
     The diagonal of the Hessian with respect to :math:`z` is
     :math:`a p_v (1 - p_v) + 2 g r\, \mathrm{lse\_square\_scale}\, p_v^2` with these :math:`a` and :math:`g`. With
@@ -223,7 +224,7 @@ def linear_cross_entropy(
     input : array_like, shape (..., H)
         The layer's input; float32, float16, bfloat16 or float64. Integers and truth values become float64, or take the
         dtype of `weight`. The shape without H is that of the rows, called (BT,) here: results with a number for each
-        row have it, too.
+        row also have this shape.
     target : array_like of any integer dtype, shape (BT,), or (BT, K) with `target_prob`; or floating, shape (BT, V)
         Ids: ``target - vocab_start_index`` is the row of `weight`; or `ignore_index`. An array of any of the four
         floating dtypes holds probabilities of all classes, as in `cross_entropy`. Of tensors of torch_npu any other
@@ -477,7 +478,7 @@ def linear_top_k(
 
     Logits are compared before they are divided by the temperature, as they are computed: in float32, or in float64 for
     float64. Logits that are rounded to the cap, or to the same number below it, are equal. A log-probability close to 0
-    has a small relative error, too.
+    also has a small relative error.
 
     If a logit of a row is NaN or positive infinite, or if all are negative infinite, the row's log-softmax is NaN. All
     log-probabilities of the row are NaN then, and its indices are 0 to k - 1. A negative infinite logit in another row

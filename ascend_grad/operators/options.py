@@ -56,11 +56,11 @@ class Option(NamedTuple):
     range: Range | None
     #: The documentation, of which the first sentence is about the meaning.
     text: str
-    #: Whether the loss of logits has the option, too; otherwise only the loss of a linear layer has it.
+    #: Whether the loss of logits also has the option; otherwise only the loss of a linear layer has it.
     of_logits: bool = True
     #: The losses that devices compute with it.
     on_device: tuple[str, ...] = ()
-    #: Whether the option is the factor of a term that a mean divides by the sum of the token weights alone.
+    #: Whether the option is the factor of a term that a mean divides only by the sum of the token weights.
     has_own_divisor: bool = False
     #: Whether the gradient of a loss with it depends on the entropy of the rows.
     needs_entropy: bool = False
@@ -238,7 +238,7 @@ OUTPUTS = {
         Output(
             "prob",
             "The probabilities of the classes, in the shape and dtype of the logits; 0 for ignored rows.",
-            has_gradient=False,  # of its own: it is that of the softmax
+            has_gradient=False,  # no separate gradient: it is the softmax's
             is_of_logits=True,
         ),
         Output(
@@ -253,7 +253,7 @@ OUTPUTS = {
 #: The outputs of the loss of a linear layer. The loss of logits has all of `OUTPUTS`.
 LAYER_OUTPUTS = {name: output for name, output in OUTPUTS.items() if not output.is_of_logits}
 
-#: The options that are factors of terms with a divisor of their own; see `has_own_divisor`.
+#: The options that are factors of terms with a separate divisor; see `has_own_divisor`.
 WITH_OWN_DIVISOR = tuple(option.name for option in OPTIONS.values() if option.has_own_divisor)
 
 #: Arguments with upstream gradients of outputs.
@@ -285,7 +285,7 @@ def by_group(parameters: Iterable[str]) -> dict[str, list[str]]:
 
 
 def has_own_divisor(options: Mapping[str, Any]) -> bool:
-    """Return whether a loss has a term that a mean divides by the sum of the token weights alone.
+    """Return whether a loss has a term that a mean divides only by the sum of the token weights.
 
     A tensor counts as one, as reading its value may wait for a device.
     """

@@ -27,7 +27,7 @@ from .table import (
     upstream_gradients,
 )
 
-#: The options of the gradients alone: all but the outputs.
+#: The options of functions that compute only gradients: all but the outputs.
 _OF_GRADIENTS = LINEAR_OPTIONS.removesuffix(" outputs")
 #: Arguments that are arrays with one number for each vocabulary entry of this rank.
 OF_ENTRIES = tuple(name for name, option in OPTIONS.items() if option.kind == PER_CLASS)

@@ -151,7 +151,7 @@ def class_of(names: tuple[str, ...]) -> type:
     """Return the class of results with these fields."""
     cls: Any = _CLASSES.get(names)
     if cls is None:
-        make: Any = namedtuple  # type checkers accept constant names alone
+        make: Any = namedtuple  # type checkers accept only constant names
         cls = make("LossResult", names)
         for name in _NAMES:
             if name in names and name in OUTPUTS:

@@ -12,7 +12,7 @@ A function that is `like` another one documents what differs: parameters and exc
 function's, and so has the section Returns. The `Words` of a library may have other exceptions. Without a call of the
 function before the sections, the other function's text and call follow the first line.
 
-Parameters are in groups (`options.GROUPS`). Those of the last group are in the section Other Parameters.
+Parameters are in groups (`options.GROUPS`). Parameters of the last group are in the section Other Parameters.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def documented(words: Words = NUMPY, like: Callable | None = None) -> Callable[[
 
 
 def _with_entries(function: Any) -> list[str]:
-    """Return the options that a docstring names in its lines, which have entries of their own."""
+    """Return the options that a docstring names in its lines; each has a separate entry."""
     lines = _LINE.findall(function.__doc__ or "")
     return [name for _, which in lines if not which.strip().startswith("as in ") for name in which.split()]
 

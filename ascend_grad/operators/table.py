@@ -291,7 +291,7 @@ def checks_of(parameters: str, rows: str = "BT") -> list[Check]:
         if kind == NUMBER:
             checks.append(Number(name, allowed, is_optional=default is None))
         elif kind == NUMBER_OR_PER_ROW:
-            # The value checks of the loss of logits look at numbers, too.
+            # The value checks of the loss of logits also look at numbers.
             checks.append(NumberOrRows(name, rows, allowed if rows == "BT" else None))
         elif kind == NAMES:
             checks += [KnownOutputs(LAYER_OUTPUTS if rows == "BT" else OUTPUTS), NothingOfOneTarget()]

@@ -43,7 +43,7 @@ class Attempt:
         if self.error is None:
             try:
                 return work()
-            except BaseException as error:  # Ctrl-C, too: no rank may be left waiting
+            except BaseException as error:  # also Ctrl-C: no rank may be left waiting
                 if isinstance(error, AscendGradError):  # it may name an operator that this one calls
                     error.operator = self.operator
                 self.error = error

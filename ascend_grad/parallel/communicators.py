@@ -62,14 +62,14 @@ class Communicator(Protocol):
 
 
 class Collectives:
-    """The collective operations of the losses, by the methods of a `Communicator`. Subclasses use an transport's own.
+    """The collective operations of the losses, by the methods of a `Communicator`, or of a transport in subclasses.
 
     Attributes
     ----------
     takes_npu_tensors : bool
         Whether arguments may be tensors of torch_npu in device memory instead of arrays.
     required_device : int or None
-        The only device on which matrices can be summed; None if they can be summed on the host, too.
+        The only device on which matrices can be summed; None if they can also be summed on the host.
     """
 
     takes_npu_tensors = False

@@ -1,4 +1,4 @@
-"""Linear cross-entropy over tokens that are split over ranks. On a grid of ranks the weight is split, too."""
+"""Linear cross-entropy over tokens that are split over ranks. On a grid of ranks the weight is also split."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Statistics of rows of logits over a vocabulary that is split over ranks, and the losses and outputs made of them.
 
 This module has the same formulas as ``include/ascend_grad/loss.h``. Sums have terms of one sign, and the sum of
-exponentials leaves out one entry that has the maximum. So losses near 0 and probabilities near 1 keep their digits over
-ranks, too.
+exponentials leaves out one entry that has the maximum. So losses near 0 and probabilities near 1 also keep their digits
+over ranks.
 """
 
 from __future__ import annotations

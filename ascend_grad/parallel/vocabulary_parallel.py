@@ -70,7 +70,7 @@ def linear_cross_entropy(
     target : array_like of any integer dtype, shape (BT,), or (BT, K) with `target_prob`
         Ids in the whole vocabulary, or `ignore_index`; the same on every rank.
     comm : Communicator, mpi4py.MPI.Comm, torch.distributed.ProcessGroup or None
-        The ranks. A process group has to take tensors of the CPU or of Ascend NPUs. None: this process is alone.
+        The ranks. A process group has to take tensors of the CPU or of Ascend NPUs. None: there is only this process.
     vocab_start_index : int, optional
         The id of the first row of `weight_shard`. By default shards follow each other in the order of the ranks.
     vocab_size : int, optional
@@ -115,7 +115,7 @@ def linear_cross_entropy(
 
     Arrays on a device are results of `ascend_grad.npu.asarray`, or tensors of torch_npu, in float16 or bfloat16. If all
     ranks pass such arrays, the results are on the same device. Each rank's part of a gradient is then rounded to 16
-    bits before the parts are added in float32. A `grad_loss` with a number for each row has to be on the device, too.
+    bits before the parts are added in float32. A `grad_loss` with a number for each row also has to be on the device.
     Calls with such arrays wait for the device, which takes the options that it takes without ranks.
 
     If one rank raises an exception, every rank raises one. Exceptions of the transport (a rank died) are passed on.
@@ -127,7 +127,7 @@ def linear_cross_entropy(
     - the maximum of BT numbers, and the sum of BT (4 + K) numbers, in float64, per row chunk. If ``"predicted"`` or
       ``"correct"`` is requested, there is one more maximum of BT numbers;
     - the sum of BT H numbers in float32 (float64). If every rank gets the whole sum and `deterministic` is False, it is
-      made per row chunk, too: the gradients of one chunk are transferred while the next chunk is computed.
+      also made per row chunk: the gradients of one chunk are transferred while the next chunk is computed.
 
     For arrays on devices all rows are one chunk, and the statistics are in float32.
 

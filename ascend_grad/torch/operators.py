@@ -68,7 +68,7 @@ def register_gradient(name: str, function: type[Function]) -> None:
 
         @staticmethod
         def forward(*arguments):
-            with torch.enable_grad():  # outer transforms see this call, too
+            with torch.enable_grad():  # outer transforms also see this call
                 return compute(*arguments)
 
     def compute_with_gradient(*arguments):

@@ -134,7 +134,7 @@ def refuse_other_class(operator: str, name: str, value: object, expected: str = 
 def check_tensors(operator: str, **tensors: object) -> None:
     """Refuse arguments that are not dense tensors on one device: the CPU or an Ascend NPU.
 
-    Tensors on "meta" are accepted, too: they have shapes but no values, which is enough for torch's tracing.
+    Tensors on "meta" are also accepted: they have shapes but no values, which is enough for torch's tracing.
     """
     place = None
     for name, tensor in tensors.items():

@@ -100,7 +100,7 @@ def _loaded() -> ctypes.CDLL:
 
 
 def onednn(case: Case, operands: Operands) -> Call | None:
-    """Prepare oneDNN's primitive on the case's arrays, or on dense copies if it has a kernel for these alone."""
+    """Prepare oneDNN's primitive on the case's arrays, or on dense copies if it has a kernel only for these."""
     if case.operator not in (*FORWARD, *BACKWARD) or case.dtype not in TYPES or driver() is None:
         return None
     fresh, dtype, out_dtype = case.mode == FRESH, numpy_dtype(case.dtype), operands.out.dtype

@@ -271,7 +271,8 @@ def torch_kernels(case: Case, operands: Operands) -> Call | None:
 def _torch_copied(case: Case, operands: Operands) -> Call:
     """Prepare PyTorch's kernels with new results, which are then copied into a strided array.
 
-    The private functions compute wrong values if such an array is their `out`. The public ones make this copy, too.
+    The private functions compute wrong values if such an array is their `out`. PyTorch's public functions also make
+    this copy.
     """
     compute, out = torch_kernels(replace(case, mode=FRESH), operands), tensor(operands.out)
     assert compute is not None

@@ -33,8 +33,8 @@
 
 /* The kernels that a translation unit defines. By default it defines all of them for itself. With AG_KERNEL_LANES=n it
  * defines the kernels with n lanes (none, if n is 0) for other units to link, and declares the others. setup.py
- * compiles each instruction set in a process of its own, so that cores share the work. A body header defines its
- * kernels if AG_DEFINES_KERNELS.
+ * compiles each instruction set in a separate process, so that cores share the work. A body header defines its kernels
+ * if AG_DEFINES_KERNELS.
  */
 #if defined(AG_KERNEL_LANES)
 #define AG_DEFINES_KERNELS (AG_KERNEL_LANES == AG_LANES)
@@ -184,7 +184,7 @@ static AG_UNUSED const char *ag_unsupported_reason(ag_variant variant)
 
 /* Return whether a supported variant is slower than the one before it. Intel's CPUs execute one dot product of bfloat16 in
  * a cycle, which is half the rate of AMD's, and widening to float32 took two thirds of the time there. The emulation of
- * BFMMLA is for tests alone. */
+ * BFMMLA is only for tests. */
 static AG_UNUSED int ag_variant_is_slow(ag_variant variant)
 {
 #if defined(AG_EMULATE_BFMMLA)

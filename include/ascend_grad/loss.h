@@ -9,10 +9,10 @@
  * probabilities q of all classes. With label smoothing they have the weights c_v ((1 - smoothing) q_v + smoothing / V), which
  * kernels subtract instead of the last two terms.
  *
- * The sum of exponentials relative to the maximum is 1 + rest, where `rest` leaves out one entry that has the maximum. A
- * probability that is almost 1 is told from 1 by `rest` alone. All sums here have terms of one sign, so that relative
- * errors of the statistics stay relative errors of the results. A NaN makes every result NaN, and so does an infinite
- * maximum, but for the lse.
+ * The sum of exponentials relative to the maximum is 1 + rest, where `rest` leaves out one entry that has the maximum. Only
+ * `rest` distinguishes a probability that is almost 1 from 1. All sums here have terms of one sign, so that relative errors of
+ * the statistics stay relative errors of the results. A NaN makes every result NaN, and so does an infinite maximum, but for
+ * the lse.
  */
 #ifndef ASCEND_GRAD_LOSS_H
 #define ASCEND_GRAD_LOSS_H
@@ -120,7 +120,7 @@ typedef struct {
     double a, b, s;
 } ag_coefficients;
 
-/* Return the coefficients, where `kept` is the sum of the targets' w_k, those of log_prob left out. */
+/* Return the coefficients, where `kept` is the sum of the targets' w_k without the terms of log_prob. */
 AG_INLINE ag_coefficients ag_coefficients_of(const ag_upstream *upstream, double kept, double s, double class_sum, double lse)
 {
     ag_coefficients c = {.balance = (s != 0 ? s * class_sum : 0) + upstream->lse, .b = -upstream->entropy, .s = s};

@@ -34,7 +34,7 @@ typedef struct {
     uint32_t sleepers;
 } ag_event;
 
-/* A range of adjacent tasks, on a cache line of its own. */
+/* A range of adjacent tasks, on a separate cache line. */
 typedef struct {
     ptrdiff_t unfetched; /* number of tasks that no thread has fetched */
 } __attribute__((aligned(64))) ag_partition;

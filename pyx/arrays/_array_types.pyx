@@ -2,7 +2,7 @@
 
 A library is recognised by the protocols of its arrays: the C exchange API of DLPack, ``__dlpack__``,
 ``__array_namespace__``. No library is imported for that. Arrays of torch and JAX have properties that DLPack drops or
-does not describe, so these libraries have classes of their own.
+does not describe, so these libraries have separate classes.
 """
 
 import sys

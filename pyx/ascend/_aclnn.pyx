@@ -181,7 +181,7 @@ cdef ag_acl_tensor *handle_of(Tensor tensor) noexcept:
 
 
 cdef class LastAxis:
-    """The device's list of axes that has the last axis of a matrix alone."""
+    """The device's list of axes that has only the last axis of a matrix."""
 
     cdef ag_acl_integers *handle
 

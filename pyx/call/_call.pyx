@@ -562,7 +562,7 @@ cdef Call validate(Operator operator, list values, object out):
     cdef bint is_pair = out is not None and len(operator.result_specs) == 2
     cdef object first = out, second = None, first_view, second_view
     run_checks(call)
-    if call.device_id >= 0:  # values come later: to read those of a device would wait
+    if call.device_id >= 0:  # values come later: reading values of a device would wait
         check_devices(call, out)
     run_value_checks(call)
     if call.device_id < 0:

@@ -126,7 +126,7 @@ cdef object copied_vectors(Call call):
 
 
 cdef object linear_workspace_size(Call call):
-    """Return the bytes beyond arguments and results, at most, from shapes, dtypes and layouts alone."""
+    """Return the maximum number of bytes beyond arguments and results, from only shapes, dtypes and layouts."""
     size = copied_vectors(call)
     for out in (call.first_out, call.second_out):
         if out is not None and overlaps_an_input(call, <cnp.ndarray>out):
@@ -162,7 +162,7 @@ cpdef object run(Call call, int threads):
 
 
 def workspace_size(Call call, int threads):
-    """Return the bytes that `run` takes beyond arguments and results, at most: by shapes, dtypes and layouts alone."""
+    """Return the maximum bytes that `run` takes beyond arguments and results, from only shapes, dtypes and layouts."""
     # Arguments may be of any size: rows without a stride take no memory.
     sizes = [math.prod(spec.shape) * spec.dtype.itemsize for spec in call.specs if spec is not None]
     if max(sizes, default=0) > SIZE_LIMIT:

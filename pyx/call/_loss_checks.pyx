@@ -380,7 +380,7 @@ cdef class LeadingDimensions(Check):
     ----------
     input : str
     rows : str
-        The arrays of the rows. Those of targets may have one more dimension, and numbers stay as they are.
+        The arrays of the rows. Arrays of targets may have one more dimension, and numbers stay as they are.
     """
 
     def __init__(self, input, *rows):

@@ -2,7 +2,7 @@
 
 If rows or vocabulary entries are few, packing costs more than the products. Other sweeps pack nothing: a task takes a range
 of the longer side, which is streamed past the shorter side. If there would be few such tasks, a task takes a range of the
-features. If no sweep has space for both gradients, each gets a sweep of its own.
+features. If no sweep has space for both gradients, each gradient gets a separate sweep.
 
 If statistics and gradients are computed together, logits are cached between them. With chunks outside, the logits of a chunk
 and all blocks are cached. With blocks outside, the logits of all chunks and of as many blocks as fit are cached, in the

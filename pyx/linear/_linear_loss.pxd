@@ -24,7 +24,7 @@ ctypedef struct Loss:
     LossOptions o
     const double *bias                # (V,) or NULL
     bint with_bias_grad
-    # Outputs that a backward pass is given, (BT,). With `lse`, there are gradients alone.
+    # Outputs that a backward pass is given, (BT,). With `lse`, only gradients are computed.
     const double *lse                 # NULL: the statistics are computed, or `whole` has them
     const double *entropy             # NULL: 0
     # A part of a vocabulary: either its statistics are computed, or its gradients from the whole vocabulary's statistics.
@@ -37,7 +37,7 @@ ctypedef struct Loss:
     double[2] denominators            # of the cross-entropy, and of the squared lse
     int64_t *row_targets              # (BT,): the first target of each row, if rows have several
     bint is_one_pass                  # logits are cached between statistics and gradients
-    Schedule first                    # statistics and gradients if is_one_pass, otherwise statistics alone
+    Schedule first                    # statistics and gradients if is_one_pass, otherwise only statistics
     Schedule second                   # gradients, unless is_one_pass
 
 

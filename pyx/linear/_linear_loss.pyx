@@ -93,7 +93,7 @@ cdef inline bint with_gradients(const Loss *x) noexcept nogil:
 
 
 cdef inline bint has_statistics(const Loss *x) noexcept nogil:
-    """Return whether the caller gives the statistics, so that there are gradients alone."""
+    """Return whether the caller gives the statistics, so that only gradients are computed."""
     return x.lse != NULL or x.whole.max != NULL
 
 
@@ -326,7 +326,7 @@ cdef void set_given_statistics(Loss *x, Py_ssize_t i, bint is_double) noexcept n
 # ---- passes ----------------------------------------------------------------------------------------------------------
 
 cdef Problem statistics_of(const Loss *x) noexcept nogil:
-    """Return the problem of the statistics alone."""
+    """Return the problem of only the statistics."""
     cdef Problem p = x.p
     p.with_statistics, p.with_input_grad, p.with_weight_grad, p.bias_sums = True, False, False, NULL
     return p
@@ -429,7 +429,7 @@ cdef Py_ssize_t loss_workspace_bound(const Loss *x, Py_ssize_t workspace_bytes) 
         most = max(most, workspace_bound(&schedule))
     if with_gradients(x) and not has_statistics(x):
         part = gradients_of(&copy, True)
-        # If the logits of all rows cannot be cached, those of fewer rows may be.
+        # If the logits of all rows cannot be cached, the logits of fewer rows may be cached.
         prepare(&schedule, &part, workspace_bytes)
         most = max(most, workspace_bound(&schedule))
     return most + vectors_size(x)

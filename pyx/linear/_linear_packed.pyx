@@ -1,8 +1,8 @@
 """The packed sweep: chunks of rows and blocks of the vocabulary are packed and multiplied.
 
 For each pair of a chunk and a block, tiles of logits are computed and turned into statistics, or into tiles of P that both
-other products read. The state of the sweep is the selected pair. Every phase has a description of its own, on the stack of
-the calling thread.
+other products read. The state of the sweep is the selected pair. Every phase has a separate description, on the stack of the
+calling thread.
 """
 
 from libc.stdint cimport int64_t

@@ -7,7 +7,7 @@ from ascend_grad._memory cimport align_up, ceil_div
 
 
 ctypedef enum Sweep:
-    # The ways through a problem; each has a file of its own.
+    # The ways through a problem; each has a separate file.
     PACKED                            # chunks of rows and blocks of the vocabulary are packed
     VOCAB_STREAMED                    # few rows: tasks are ranges of the vocabulary
     ROWS_STREAMED                     # few vocabulary entries: tasks are ranges of the rows
@@ -82,7 +82,7 @@ ctypedef struct Buffers:
     char *panel_sum
     char *panel_rest                  # sums without their largest term
     ag_more *panel_more
-    double *bias_sums                 # (tasks, vocab), ROWS_STREAMED alone
+    double *bias_sums                 # (tasks, vocab), only for ROWS_STREAMED
     char *logits
     ag_top_k lists                    # (tasks, rows, top_k): the largest logits of each task of VOCAB_STREAMED; floors (rows,)
     uint8_t *complete_lists           # (tasks,): see ag_list_order

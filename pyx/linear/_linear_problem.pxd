@@ -49,8 +49,8 @@ ctypedef struct Problem:
     void *sum_exp
     void *predicted                   # 0 for a row without a vocabulary entry
     ag_matrix logits                  # (BT, V); data is NULL if they are not requested
-    # The largest logits of each row, with statistics that are computed for them alone; all rows are active.
-    # `transform` makes them of the products, but for the temperature.
+    # The largest logits of each row, with statistics that are computed only for them; all rows are active. `transform`
+    # makes them of the products, but for the temperature.
     Py_ssize_t top_k                  # number of logits; 0: not requested
     double temperature
     const double *temperatures        # (BT,) or NULL: all are `temperature`

@@ -167,7 +167,7 @@ cdef int count_active_rows(Rows *rows, int acc_size, double *last_check) except 
 
 
 cdef Py_ssize_t count_some(const Rows *rows, Py_ssize_t begin, Py_ssize_t end, int acc_size) noexcept nogil:
-    """Count the active rows in [begin, end), as `is_active` tells. The frequent cases have loops of their own."""
+    """Count the active rows in [begin, end), as `is_active` tells. The frequent cases have separate loops."""
     cdef Py_ssize_t i, count = 0
     cdef const uint32_t *bits = <const uint32_t *>rows.grad
     cdef const int64_t *target = <const int64_t *>rows.target

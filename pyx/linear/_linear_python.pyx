@@ -272,7 +272,7 @@ cdef Loss loss_of(
 
 
 cdef Loss loss_of_call(Call call, list results, list held, bint with_values):
-    """Describe the loss of a validated call, or its gradients alone. `results` has an array, or None, for each result."""
+    """Describe the loss of a validated call, or only its gradients. `results` has an array, or None, for each result."""
     cdef bint has_loss = call.operator.kernels == LOSS
     cdef Loss x = loss_of(
         option(call, "input"), option(call, "weight"), option(call, "target"), call, tuple(results[has_loss:has_loss + 3]),
@@ -315,7 +315,7 @@ cdef int write_bias_grad(const Loss *x, cnp.ndarray bias_grad) except -1:
 
 
 cdef int loss_and_gradients(Call call, list results, int num_threads) except -1:
-    """Compute the loss of a validated call and its gradients, or the gradients alone.
+    """Compute the loss of a validated call and its gradients, or only the gradients.
 
     Logits are cached between the passes, in the workspace and in the memory of ``weight_grad`` (6 BT V H flops). Logits that
     find no space there are computed twice (8 BT V H).

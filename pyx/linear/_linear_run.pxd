@@ -8,7 +8,7 @@ from ascend_grad._tasks cimport Team
 
 
 ctypedef struct Run:
-    # One plan with its problem, team and buffers. Sweeps only read it, and have a struct of their own for their state.
+    # One plan with its problem, team and buffers. Sweeps only read it, and have separate structs for their state.
     const Problem *p
     const Plan *plan
     ag_variant variant

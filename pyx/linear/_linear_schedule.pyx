@@ -1,9 +1,9 @@
 """Schedules of linear problems, without Python: plans, workspace, and the sweeps of the plans.
 
 1. `choose_plans` (in `_linear_candidates`) chooses one sweep, or one for each gradient.
-2. Each sweep has a file of its own, which runs phases of tasks on the team of the call. Tasks and the order of all sums
+2. Each sweep has a separate file, which runs phases of tasks on the team of the call. Tasks and the order of all sums
    depend on the problem and the plan alone, so results are the same bits for any number of threads.
-3. Rows whose gradient is zero, or whose target is ignored, are not active. Chunks hold the active rows alone.
+3. Rows whose gradient is zero, or whose target is ignored, are not active. Chunks hold only the active rows.
 
 The caller owns the workspace. It calls `prepare`, allocates `workspace_size` bytes, calls `place_workspace` and `run`.
 """
@@ -91,7 +91,7 @@ cdef Py_ssize_t least_workspace_of_sizes(
     work.with_input_grad, work.with_weight_grad = with_input_grad, with_weight_grad
     work.buffers_weight_grad, work.weight_grad_bytes = with_weight_grad and buffers_weight_grad, 0
     work.top_k = top_k
-    # Losses compute more than gradients and statistics alone. The least workspace is the same for all losses.
+    # Losses compute more than gradients and statistics. The least workspace is the same for all losses.
     work.with_rest = work.with_more = with_statistics and is_loss
     work.with_bias_grad = is_loss and (with_input_grad or with_weight_grad)
     return least_workspace(kernels_for(dtype), &work)

@@ -2,8 +2,8 @@
 
 The results hold the lists until the last logits are computed: `top_values` the logits, which become log-probabilities then.
 The packed sweep merges panels into them. The sweep for few rows streams the vocabulary as `_linear_vocab_streamed` does. Its
-tasks have lists of their own, which are merged in the order of the vocabulary, as early as this is possible. So entries and
-sums do not depend on threads.
+tasks have separate lists, which are merged in the order of the vocabulary, as early as this is possible. So entries and sums do
+not depend on threads.
 """
 
 from libc.math cimport INFINITY, NAN, log1p

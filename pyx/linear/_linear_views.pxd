@@ -38,7 +38,7 @@ ctypedef struct Arguments:
     # The arguments of a call. A view has no data if the argument is None, or is none of the operator's.
     LinearOperator operator
     View[ARGUMENTS] views
-    int64_t start, end                # targets of the first row of weight, and after the last; STATISTICS alone
+    int64_t start, end                # targets of the first row of weight, and after the last; only for STATISTICS
     # Of TOP_K, beside BIAS and TEMPERATURES:
     Py_ssize_t top_k                  # columns of LOG_PROB and INDEX
     double temperature                # of all rows without TEMPERATURES

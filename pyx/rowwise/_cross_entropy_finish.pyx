@@ -1,6 +1,6 @@
 """From the statistics of rows to their results: losses, outputs, factors of exponentials, and gradients at targets.
 
-The formulas are those of loss.h, for logits relative to the maximum.
+The formulas are in loss.h, for logits relative to the maximum.
 """
 
 from libc.math cimport NAN, isinf

@@ -93,7 +93,7 @@ cdef bint has_one_term(const CrossEntropy *x) noexcept nogil:
 cdef bint is_single_target(const CrossEntropy *x) noexcept nogil:
     """Return whether rows have one target, one weight, and no other term but label smoothing without class weights.
 
-    Their only outputs are those of the shape of the logits.
+    All their outputs have the shape of the logits.
     """
     return has_one_term(x) and x.o.target_prob == NULL and (x.o.label_smoothing == 0 or x.o.class_weight == NULL)
 

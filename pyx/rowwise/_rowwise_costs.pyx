@@ -172,7 +172,7 @@ cdef double kernel_time(const Problem *p, const Plan *plan) noexcept nogil:
 cdef void count_copies(
     const Problem *p, const Plan *plan, int which, double elements, Py_ssize_t rows, Py_ssize_t length, double *counts
 ) noexcept nogil:
-    """Count the copies of all elements of an operand, once, between memory and tiles of so many rows of this length."""
+    """Count one copy of all elements of an operand between memory and tiles of `rows` rows of `length` elements."""
     cdef const Operand *operand = &p.operands[which]
     cdef int last = plan.axes[which].count - 1, axis
     cdef Py_ssize_t across = magnitude(plan.axes[which].strides[last]), along = magnitude(operand.dim_stride), stride

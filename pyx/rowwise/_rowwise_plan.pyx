@@ -277,7 +277,7 @@ cdef bint axes_disagree(const Problem *p) noexcept nogil:
 cdef ag_dtype choose_tile_dtype(const Problem *p) noexcept nogil:
     """Return the dtype of the kernels: the first input's, or its compute type if another operand has another dtype.
 
-    Transformed inputs have the compute type, too.
+    Transformed inputs also have the compute type.
     """
     if p.operands[OUT].dtype == p.dtype and p.operands[B].dtype == p.dtype and not p.is_transformed:
         return p.dtype

@@ -105,7 +105,7 @@ cdef void compute_strips(const Problem *p, const ag_row_kernels *kernels) noexce
 # ---- the schedule ----------------------------------------------------------------------------------------------------
 
 cdef const ag_row_kernels *kernels_of(const Problem *p, ag_dtype dtype) noexcept nogil:
-    """Return the kernels of tiles of a dtype. The maxima of the cross-entropy are those of a softmax."""
+    """Return the kernels of tiles of a dtype. The cross-entropy takes the maxima of a softmax."""
     return ag_rowwise_kernels(_cpu.active(), dtype, AG_SOFTMAX if is_loss(p.op) else p.op)
 
 

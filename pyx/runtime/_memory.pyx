@@ -184,8 +184,8 @@ cdef cnp.ndarray empty_in_order(cnp.ndarray prototype, cnp.dtype dtype):
 cdef bint set_order(cnp.ndarray prototype, Py_ssize_t itemsize, cnp.npy_intp *strides) noexcept:
     """Set the strides of a new array in the axis order of a dense prototype; return False if that is C order.
 
-    An array is dense if it has neither gaps nor repeated elements; others count as arrays in C order. The strides are
-    those of NumPy's order "K": all axes run forwards.
+    An array is dense if it has neither gaps nor repeated elements; others count as arrays in C order. The strides
+    follow NumPy's order "K": all axes run forwards.
     """
     cdef int[MAX_RANK] order  # axes from the slowest to the fastest
     cdef int rank = cnp.PyArray_NDIM(prototype), axis, i

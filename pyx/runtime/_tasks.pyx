@@ -1,7 +1,7 @@
 """Phases of tasks on a team of threads, in the floating-point mode of the kernels, interruptible by signals.
 
 A call starts its team once, by `run_team`. The calling thread then runs the call's program, which begins one phase after
-another, while the other threads wait for phases (`team.h`). A team of one thread is the calling thread alone.
+another, while the other threads wait for phases (`team.h`). A team of one thread is only the calling thread.
 
 If a signal's handler raises an exception, the tasks that no thread has begun are dropped, and `run_team` raises it.
 """

@@ -62,8 +62,8 @@ def _quota_of_control_group(root=b"/sys/fs/cgroup", membership=b"/proc/self/cgro
     for _, controllers, path in groups:
         if controllers and b"cpu" not in controllers.split(b","):
             continue
-        # Version 2 has one tree and one file, version 1 a tree per controller and two files. Parent groups limit the
-        # process too. Inside a container the path may not exist, and the root is the container's own group.
+        # Version 2 has one tree and one file, version 1 a tree per controller and two files. Parent groups also limit
+        # the process. Inside a container the path may not exist, and the root is the container's own group.
         tree = os.path.join(root, controllers) if controllers else root
         parts = path.strip(b"/").split(b"/")
         for depth in range(len(parts) + 1):

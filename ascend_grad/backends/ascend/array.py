@@ -31,14 +31,14 @@ class Memory(Protocol):
 
     @property
     def is_shared(self) -> bool:
-        """Return whether another library has the memory, too."""
+        """Return whether another library also has the memory."""
 
     @property
     def was_shared(self) -> bool:
         """Return whether another library has the memory, or had it."""
 
     def memory(self) -> _acl.DeviceRange:
-        """Return the memory, when torch is done with it if torch has it, too."""
+        """Return the memory. If torch also has the memory, wait until torch is done with it."""
 
     def share(self, array: DeviceArray) -> object:
         """Return the object that another library keeps alive while it uses the memory of this array."""
@@ -181,10 +181,9 @@ class DeviceArray(AbstractDeviceArray):
     Its memory is released to the pool of the thread that drops the last reference. It is never copied to the host
     unasked: NumPy's functions refuse it, and ``numpy()`` gives a copy.
 
-    ``torch.from_dlpack`` makes a tensor of torch_npu of it, which shares its memory. What is written into the tensor
-    is in the array, too. Of a packed mask the tensor has the last byte as the device left it: bits beyond the last
-    target are undefined there, and 0 in what ``numpy()`` gives. (Proven on a test double; it has not run on hardware
-    yet.)
+    ``torch.from_dlpack`` makes a tensor of torch_npu that shares the array's memory. Writing to the tensor also changes
+    the array. In the last byte of a packed mask, bits beyond the last target are undefined in the tensor, and 0 in the
+    result of ``numpy()``. (Proven on a test double; it has not run on hardware yet.)
     """
 
     __slots__ = ("__weakref__", "_copy_to_host", "_device", "_dtype", "_shape", "cache", "storage")
@@ -193,7 +192,7 @@ class DeviceArray(AbstractDeviceArray):
     TO_DEVICE = "ascend_grad.npu.asarray"
     TO_HOST = "numpy()"
 
-    #: NumPy's operators leave these arrays alone.
+    #: NumPy's operators do not accept these arrays.
     __array_ufunc__ = None
 
     def __init__(

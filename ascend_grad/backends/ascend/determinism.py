@@ -1,7 +1,7 @@
 """Deterministic results of the device's operators: an option of the context, set while an operator is prepared.
 
 The option belongs to a context, which all threads of a device share. So it is set for one operator at a time, and then
-restored. An operator reads it in its first stage. Others that are prepared at the same time lose speed alone.
+restored. An operator reads it in its first stage. Other operators that are prepared at the same time only lose speed.
 
 torch_npu sets the same option, from a thread that submits what its queue on the host holds. It remembers what it has
 set. So the queue is emptied first: what torch sets in between would be restored to the value before.

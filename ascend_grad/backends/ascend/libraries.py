@@ -44,7 +44,7 @@ class Toolkit:
     def runtime(self) -> list[int]:
         """Open the runtime."""
         opened = self._open(RUNTIME, "")
-        # The runtime may have been in the process before, from any folder, which has the other libraries, too.
+        # The runtime may have been loaded before, from any folder. That folder also has the other libraries.
         self._folders.insert(0, os.path.dirname(_acl.path_of(opened[0])))
         return opened
 

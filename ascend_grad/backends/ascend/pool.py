@@ -1,9 +1,9 @@
 """Memory of a device: idle blocks in pools, and blocks in use.
 
 Calls end with their stream synchronised, so memory that is in a pool, and every array on the device, is idle. It may be
-used, or freed, from any thread. Calls on a stream of the caller's do not wait. Their session has a pool of its own, of
-memory that may be used in the order of that stream. Whatever else uses an array of such a call waits for the stream
-first (`Allocation.wait_unless_on`).
+used, or freed, from any thread. Calls on the caller's stream do not wait. Their session has a separate pool, whose
+memory may be used in the order of that stream. Whatever else uses an array of such a call waits for the stream first
+(`Allocation.wait_unless_on`).
 
 Memory that is released while the call which allocated it is running serves later work of that call, in the order of the
 stream. So a call needs no more memory than its arrays that are alive at the same time.
@@ -162,7 +162,7 @@ class Allocation:
             session.pool.trim()
 
     def memory(self) -> _acl.DeviceMemory:
-        """Return the memory, when torch is done with it if torch has it, too."""
+        """Return the memory. If torch also has the memory, wait until torch is done with it."""
         if self.block is None:
             raise BackendUnavailableError("this array's memory was freed when the process began to end")
         if self._shares is not None:
@@ -178,14 +178,14 @@ class Allocation:
                 if other is None or other is session:
                     self._queued_on = queued or other
                     return
-            other.wait()  # other threads still find the session meanwhile, and wait, too
+            other.wait()  # other threads still find the session meanwhile, and also wait
             with _queues:
                 if self._queued_on is other:
                     self._queued_on = None
 
     @property
     def is_shared(self) -> bool:
-        """Return whether another library has the memory, too."""
+        """Return whether another library also has the memory."""
         return bool(self._shares)
 
     @property

@@ -7,14 +7,14 @@ Q1 the fused gradient overwrites its ``softmax``       `Rows.put`: it gets a cop
 Q2 the fused gradient computes NaN from rows of NaN    `Queue.select`: a session leaves those rows out of the call, and
    or infinity even where ``grad`` is 0                their ``input_grad`` is 0; of tensors they become 0 before and
                                                        after
-Q3 ``target_mask`` is documented as bits alone         `Queue.mask_bits`: bools are packed first. `packed_copy`: they
+Q3 ``target_mask`` is documented only as bits          `Queue.mask_bits`: bools are packed first. `packed_copy`: they
                                                        are packed when `asarray` copies them, as they may become a mask
-Q4 the fused gradient reads ``masked_target`` on       `Queue.safe_targets`: it is 0 there, for the mask of the last
-   masked rows, too, as a place in memory              call kept beside an array on the device
+Q4 the fused gradient uses ``masked_target`` of        `Queue.safe_targets`: it is 0 there, for the mask of the last
+   masked rows as a place in memory                    call kept beside an array on the device
 Q5 the bits of ``target_mask`` beyond the last row     `Queue.clear_padding`: of tensors on the device, else where they
    are undefined                                       are copied to the host
-Q6 some operators take an ``out`` of another dtype     `computing_dtype`: results of another dtype are computed in
-   for one of their own, bit by bit                    float32 on the device (exact for 16-bit arguments) and rounded
+Q6 some operators write the bits of their dtype into   `computing_dtype`: results of another dtype are computed in
+   an ``out`` of another dtype                         float32 on the device (exact for 16-bit arguments) and rounded
                                                        once: on the host for arrays, by torch on the device for tensors;
                                                        nothing but the arguments' dtype is passed
 Q7 arrays without elements: results stay unwritten     `is_empty`: such calls are computed on the host

@@ -234,7 +234,7 @@ class Session(ArrayQueue):
         return allocation
 
     def workspace(self, nbytes: int) -> _acl.DeviceRange:
-        """Allocate memory for an operator's work. It serves the next operators, too."""
+        """Allocate the workspace of an operator. The next operators also use this memory."""
         return self.allocate(nbytes).memory()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> DeviceArray:
@@ -269,7 +269,7 @@ def session_on(device: int) -> Session:
     if session is None:
         session = thread.sessions[device] = Session(device)
         sessions.add(session)
-    # A signal handler that calls in the middle of a call gets a session of its own for that.
+    # A signal handler that makes a call during another call gets a separate session.
     return Session(device) if session.busy else session
 
 

@@ -189,7 +189,7 @@ class TensorQueue(Queue):
 def on_current_stream(device: int, *, determinism_level: int = 0) -> Iterator[TensorQueue]:
     """Run one call on tensors of a device. Afterwards torch's current device and the thread's context are as before.
 
-    torch binds the thread to its current device at the end of its own operators, so the tensors have to be on that one.
+    torch's operators end by binding the thread to torch's current device, so the tensors have to be on that device.
     """
     npu: Any = sys.modules["torch_npu"].npu
     with _acl.ContextGuard(), npu.device(device), _acl.DeviceGuard(device):

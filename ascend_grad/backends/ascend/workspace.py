@@ -28,7 +28,7 @@ class _AllRows(SelectedRows):
 class WorkspaceCounter(Session):
     """A session that stops after the first stage of each operator: the device allocates, copies and computes nothing.
 
-    The first stage looks at shapes, dtypes and layouts alone. So arrays have no memory, and values do not matter. The
+    The first stage reads only shapes, dtypes and layouts. So arrays have no memory, and values do not matter. The
     thread is bound to the device by the call of another session, which is running.
 
     Attributes

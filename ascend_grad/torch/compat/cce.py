@@ -33,7 +33,7 @@ _NAMES = linear.Names(_NAME, "e", "c", "targets", bias="bias")
 
 
 class LinearCrossEntropyImpl(enum.IntEnum):
-    """The implementations that cut-cross-entropy has. Here they differ in the filter of the gradients alone.
+    """The implementations that cut-cross-entropy has. Here they differ only in the filter of the gradients.
 
     With `CCE` the arguments of the filter hold. All others are exact, whatever these arguments are.
     """
@@ -192,7 +192,7 @@ def linear_cross_entropy(
     shift : bool or int, default 0
         Row i predicts the target at i + shift in the last dimension of `targets`.
     return_lse : bool, default False
-        Whether to return the logarithm of the sum of the exponentials of each row's logits, too. It is differentiable.
+        Whether to also return the logarithm of the sum of the exponentials of each row's logits. It is differentiable.
     filter_eps : float, "auto" or None, default "auto"
         As in `ascend_grad.fused_linear_cross_entropy_loss_grad`. "auto" and None skip nothing: results are exact. Other
         implementations than "cce" ignore it.
@@ -202,10 +202,10 @@ def linear_cross_entropy(
         Whether `filter_eps` applies to the gradients of `e` and of `c`. Unless both are True, both are exact.
     impl : LinearCrossEntropyImpl, or str, default LinearCrossEntropyImpl.CCE
         An implementation of cut-cross-entropy, or its name, in lower case. All implementations but "cce" are exact; the
-        choice has no other effect. None is the default, and an enumeration with the same names does, too.
+        choice has no other effect. None means the default. An enumeration with the same names is also accepted.
     vocab_parallel_options : VocabParallelOptions, optional
-        The rows of the weight of this process, which `c` and `bias` have alone; `targets` are classes of the whole
-        weight.
+        The rows of the weight that this process has: `c` and `bias` have only these rows; `targets` are classes of the
+        whole weight.
 
     Returns
     -------
@@ -213,7 +213,7 @@ def linear_cross_entropy(
         The loss, float32, or float64 if `e` is float64. If `reduction` is "none" it has the shape of `targets`, whose
         last dimension is shorter by `shift`.
     lse : torch.Tensor
-        With `return_lse` alone: one number for each row, 0 for ignored rows, in the dtype of `loss` and the shape that
+        Only with `return_lse`: one number for each row, 0 for ignored rows, in the dtype of `loss` and the shape that
         it has without a reduction.
 
     Raises

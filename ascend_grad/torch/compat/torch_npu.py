@@ -216,7 +216,7 @@ def _refuse_smoothing_of_gradients(operator: str, label_smoothing: Any) -> None:
 
 
 def _of_torch_npu(operator: str, *arguments: Any) -> Any:
-    """Call torch_npu's function for tensors on an Ascend NPU. Its kernels read contiguous tensors alone."""
+    """Call torch_npu's function for tensors on an Ascend NPU. Its kernels read only contiguous tensors."""
     name = operator.rpartition(".")[2]
     function = getattr(torch.ops.npu, name, None)
     if function is None:

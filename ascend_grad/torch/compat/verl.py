@@ -101,6 +101,6 @@ def linear_cross_entropy(
 
 
 class LinearCrossEntropy:
-    """The class with the same name in verl, which is used by its method `apply` alone."""
+    """The class with the same name in verl, which is used only by its method `apply`."""
 
     apply = staticmethod(linear_cross_entropy)

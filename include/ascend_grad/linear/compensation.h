@@ -8,5 +8,5 @@ AG_INLINE void K(add_compensated)(V *sum, V *compensation, V x)
     *sum = total;
 }
 
-/* Return the sum with its compensation; in lanes that are not finite, the sum alone. */
+/* Return the sum with its compensation; in lanes that are not finite, only the sum. */
 AG_INLINE V K(compensated)(V sum, V compensation) { return V_(select)(sum - sum == 0, sum + compensation, sum); }

@@ -4,10 +4,10 @@
  * of 16 pairs each), two tiles of right columns (16 pairs of 16 columns each), four tiles of sums.
  *
  * Order of a sum. A step adds to each sum one number: the products of the first elements of its 16 pairs run in one chain of
- * fused multiply-adds that begins at 0, those of the second elements in another one, and the sum of both is added. Denormal
- * inputs and results of all these operations are flushed to zero. AG_AMX_CHAIN terms form a chain of steps; chains are
- * combined with compensation, as elsewhere. In units of 2**-24 of the sum of the terms' magnitudes, a chain of n terms errs
- * by at most 16 + 2 + n / 32.
+ * fused multiply-adds that begins at 0, the products of the second elements run in another chain, and the sum of both is added.
+ * Denormal inputs and results of all these operations are flushed to zero. AG_AMX_CHAIN terms form a chain of steps; chains are
+ * combined with compensation, as elsewhere. In units of 2**-24 of the sum of the terms' magnitudes, a chain of n terms errs by
+ * at most 16 + 2 + n / 32.
  *
  * Tiles are configured at the start of each task and released at its end: no state is left that a context switch, a signal
  * or a fork would carry.

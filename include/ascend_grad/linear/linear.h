@@ -274,7 +274,7 @@ typedef struct {
     int element_size; /* bytes of a packed element */
     int acc_size; /* bytes of an accumulator */
     int max_unpacked_rows; /* most resident rows for which unpacked gradients are faster than packed ones */
-    int max_unpacked_statistics; /* the same for statistics alone; both are at most half of AG_MAX_UNPACKED_ROWS */
+    int max_unpacked_statistics; /* the same for only statistics; both are at most half of AG_MAX_UNPACKED_ROWS */
     /* Pack a tile (MR rows) of the left operand of the logits, a panel (NR rows) of the right one, or a panel (n columns) of
      * x_columns or w_columns. */
     void (*pack_left)(void *to, ptrdiff_t pitch, const ag_matrix *from, const int64_t *rows, int64_t start,

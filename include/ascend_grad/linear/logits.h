@@ -10,7 +10,7 @@ static ptrdiff_t K(first_maximum)(const acc_t *row, ptrdiff_t n, acc_t max)
     return 0;
 }
 
-/* Load n values, or a whole vector if n is larger. Whole vectors have a path of their own, as partial loads are slow without
+/* Load n values, or a whole vector if n is larger. Whole vectors have a separate path, as partial loads are slow without
  * masks. */
 AG_INLINE V K(load_some)(const void *p, ptrdiff_t n) { return n < VL ? V_(load_partial)(p, n) : V_(load)(p); }
 

@@ -71,10 +71,10 @@ AG_INLINE void ag_loss_row_scale(ag_loss_row *row, const ag_coefficients *c, dou
     row->kept_loss *= row->power, row->kept_log_prob *= row->power, row->certain_grad *= row->power;
 }
 
-/* Compute the coefficients of the gradient of a row whose statistics are complete. `logits` are those of the targets,
+/* Compute the coefficients of the gradient of a row whose statistics are complete. `logits` are the targets' logits,
  * `logit_scale` the factor of the products. `class_weight` (V,) or NULL are the weights that smoothing uses, `class_sum` is
- * their sum, and `class_scale` the result of ag_class_scale. `vocab` and `class_sum` count the whole vocabulary,
- * `class_weight` belongs to this part of it. */
+ * their sum, and `class_scale` the result of ag_class_scale. `vocab` and `class_sum` count the whole vocabulary, `class_weight`
+ * belongs to this part of it. */
 static AG_UNUSED void ag_loss_row_finish(ag_loss_row *row, const ag_loss_targets *targets, const double *logits, double max,
                                          double rest, double logit_scale, double label_smoothing, ptrdiff_t vocab,
                                          const double *class_weight, double class_sum, double class_scale)

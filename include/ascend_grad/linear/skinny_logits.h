@@ -31,8 +31,8 @@ AG_INLINE void K(dot_step)(const ag_dtype dtype, const int nr, const int ns, con
 }
 
 /* Compute sums[r * ns + s], the dot product of rows resident[r] and streamed[s] over n features, for r < nr and s < ns. Every
- * lane is a chain of its own. Neighbouring lanes are added, then neighbouring pairs of lanes, and so on. With `prefetches`,
- * the bytes `prefetch_distance` after the current ones are prefetched. */
+ * lane is a separate chain. Neighbouring lanes are added, then neighbouring pairs of lanes, and so on. With `prefetches`, the
+ * bytes `prefetch_distance` after the current ones are prefetched. */
 AG_INLINE void K(dot_rows)(const ag_dtype dtype, const int nr, const int ns, const char *const *resident,
                            const char *const *streamed, ptrdiff_t n, const int prefetches,
                            ptrdiff_t prefetch_distance, acc_t *sums)

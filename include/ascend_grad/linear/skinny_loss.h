@@ -107,7 +107,7 @@ static void K(columns_to_loss)(const ag_linear_block *b, void *tile, void *sum_e
         entry = zero;
         for (acc_t *x = first; x < end; x += pitch, entry += 1) {
             const V e = V_(load)(x);
-            /* At a target, the negative sum of the other exponentials: if it is the maximum, `rest` has digits of its own. */
+            /* At a target, the negative sum of the other exponentials: if it is the maximum, `rest` is more accurate. */
             const V negative = V_(select)(e == 1, -rest, e - sum);
             V p = V_(select)(target == entry, negative, e) * inverse * grad;
 #if !AG_IS_F64

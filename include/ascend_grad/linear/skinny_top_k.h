@@ -1,7 +1,7 @@
 /* The k largest logits of each row of unpacked tiles, for one kind of arithmetic and one instruction set. Included by kernels.h;
  * top_k.h describes the lists.
  *
- * Each task has lists of its own. A thread that completes a task merges the lists of all complete tasks that follow one another
+ * Each task has separate lists. A thread that completes a task merges the lists of all complete tasks that follow one another
  * into the lists of the rows, unless another thread does so. The last entry of a row's list is the floor of later tasks: a
  * smaller logit is not among the k largest. It enters a task's list only as the largest logit of the task so far, which the sum
  * refers to. So floors change neither sums nor results, whenever threads read them. */
@@ -56,7 +56,7 @@ static void K(tile_to_top_k)(const ag_linear_block *b, const void *tile)
     }
 }
 
-/* Merge lists and sums of rows [row, row_end) into those of earlier vocabulary entries. */
+/* Merge lists and sums of rows [row, row_end) into the lists and sums of earlier vocabulary entries. */
 static void K(join_top_k)(const ag_top_k *from, const ag_top_k *to, ptrdiff_t row, ptrdiff_t row_end)
 {
     const ptrdiff_t k = to->k;

@@ -85,8 +85,8 @@ static void K(tiles)(const ag_linear_block *b, ag_linear_source source, ag_linea
     K(end_task)();
 }
 
-/* Merge moment, deficit and weight of panel p into those of row i of the chunk, whose sum is `sum` relative to the maximum
- * `before`. The new maximum of the row is `largest`. */
+/* Merge moment, deficit and weight of panel p into the moment, deficit and weight of row i of the chunk, whose sum is `sum`
+ * relative to the maximum `before`. The new maximum of the row is `largest`. */
 static void K(merge_moments)(const ag_linear_block *b, ptrdiff_t i, ptrdiff_t p, double before, double largest, double sum)
 {
     const ptrdiff_t place = p * K(padded_rows)(b) + i;

@@ -270,8 +270,8 @@ AG_INLINE void K(strip_sum)(const int op, const int vectors, const ag_tile *tile
     for (int j = 0; j < vectors; j++) totals[j] = K(canonical)(&sum[j]);
 }
 
-/* Compute a strip of an operator with one result. The loops repeat those of strip_max and strip_sum: calls of these made
- * short columns of softmax_backward a tenth slower (GCC 12). */
+/* Compute a strip of an operator with one result. The loops repeat the loops of strip_max and strip_sum: calls of these
+ * functions made short columns of softmax_backward a tenth slower (GCC 12). */
 AG_INLINE void K(strip)(const int op, const int vectors, const ag_tile *tile, ptrdiff_t c, ptrdiff_t width,
                         int nontemporal)
 {

@@ -227,8 +227,8 @@ typedef struct {
     const double *class_weight; /* of each class, or NULL for 1 */
 } ag_target_rows;
 
-/* The kernels of the cross-entropy for one dtype and variant. The sums are those of AG_FOREACH_LOSS_SUM, whose formulas
- * `term` has in ops.h. `memory` is as below. */
+/* The kernels of the cross-entropy for one dtype and variant. AG_FOREACH_LOSS_SUM lists the sums, whose formulas `term` has in
+ * ops.h. `memory` is as below. */
 typedef struct {
     void (*rows_max)(const ag_tile *tile, double *max);
     /* Sum up whole rows, or segments of them. AG_LOSS_EXP fills rows->cached. */
@@ -241,7 +241,7 @@ typedef struct {
     void (*rows_quadratic)(const ag_tile *tile, const ag_loss_rows *rows, const ag_loss_quadratic *quadratic);
     /* Return the index of the first of n elements that equals `value`, or of the first NaN if that is NaN; n for none. */
     ptrdiff_t (*find)(const char *a, ptrdiff_t n, double value);
-    /* Column kernels take one scale, tile->scale. Sums are those of one segment: AG_LOSS_EXP, or AG_LOSS_REST. */
+    /* Column kernels take one scale, tile->scale. They sum up one segment: AG_LOSS_EXP, or AG_LOSS_REST. */
     void (*columns_sum)(const ag_tile *tile, int is_rest, const double *max, double *sums, void *memory);
     void (*columns_write)(const ag_tile *tile, const ag_loss_rows *rows, void *memory);
     void (*strips)(const ag_tile *tile, double *max, double *sums); /* of at most strip_rows rows */

@@ -4,7 +4,7 @@
 
     ptrdiff_t i = 0;
     /* Non-temporal stores write only whole cache lines, as a line that is also written by ordinary stores is slow.
-     * Short rows that begin and end with part of a line are better written by ordinary stores alone. */
+     * Short rows that begin and end with part of a line are better written with only ordinary stores. */
     const ptrdiff_t before = (ptrdiff_t)(-(uintptr_t)out % 64);
     if (nontemporal && before % AG_SIZE == 0 && n * AG_SIZE >= (before ? 2048 : 256)) {
         for (; i + VL <= before / AG_SIZE; i += VL) AG_STORE(out + i * AG_SIZE, AG_VALUE(i));

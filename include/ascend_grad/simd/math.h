@@ -8,7 +8,7 @@
  *
  * Arithmetic that underflows takes some CPUs a hundred cycles. So float32 results below the smallest normal number are
  * 0. In float64, whose range is rarely left, underflow is gradual. Results of 0 cost nothing extra in either type. (The
- * square of an argument near 1e-20, in float64 near 1e-78 or 1e-160, underflows too: such logits are slow, but right.)
+ * square of an argument near 1e-20, in float64 near 1e-78 or 1e-160, also underflows: such logits are slow, but right.)
  */
 
 AG_INLINE_LARGE f32v v_f32_exp(f32v x)

@@ -297,7 +297,7 @@ _MODULE_NAMES = linear.Names(
 class LigerFusedLinearCrossEntropyFunction:
     """The loss of `liger_fused_linear_cross_entropy` with all results in a tuple.
 
-    Like the class with the same name in Liger Kernel, it is used by its method `apply` alone.
+    Like the class with the same name in Liger Kernel, it is used only by its method `apply`.
     """
 
     @staticmethod
@@ -335,7 +335,7 @@ _FUNCTION_NAMES = linear.Names(
 class LigerFusedLinearScaledCrossEntropyFunction:
     """Negative log-probabilities of tokens with a temperature, and their entropies, for reinforcement learning.
 
-    Like the class with the same name in Liger Kernel, it is used by its method `apply` alone.
+    Like the class with the same name in Liger Kernel, it is used only by its method `apply`.
     """
 
     @overload
@@ -389,14 +389,14 @@ class LigerFusedLinearScaledCrossEntropyFunction:
         m_tiles_per_cluster : int, default 1
             A positive number, without an effect: it chooses a schedule of Liger's kernel.
         return_entropy : bool, default False
-            Whether to return the entropy, too.
+            Whether to also return the entropy.
 
         Returns
         -------
         nll : torch.Tensor, shape (BT,)
             The negative log-probabilities, float32, or float64 if `_input` is float64.
         entropy : torch.Tensor, shape (BT,)
-            With `return_entropy` alone: the entropies in nats. Both results are differentiable.
+            Only with `return_entropy`: the entropies in nats. Both results are differentiable.
 
         Examples
         --------

@@ -241,7 +241,7 @@ _LOGITS_MODULE = "compat.liger.LigerCrossEntropyLoss"
 class LigerCrossEntropyFunction:
     """The loss of `liger_cross_entropy` with all results in a tuple.
 
-    Like the class with the same name in Liger Kernel, it is used by its method `apply` alone.
+    Like the class with the same name in Liger Kernel, it is used only by its method `apply`.
     """
 
     @staticmethod

@@ -18,7 +18,7 @@ from ...outputs import Computed
 class CrossEntropyOutput(NamedTuple):
     """The loss and the requested results of a function of this module. Other results are None."""
 
-    # As in `ascend_grad.LossResult`, a result that may be None has the type Any, too.
+    # As in `ascend_grad.LossResult`, a result that may be None has the type Any.
     #: The loss. That of a linear layer is float32, or float64 if the input is float64; that of logits has their dtype.
     loss: torch.Tensor
     #: The term of the squared lse in the loss, in the dtype of the input, without a gradient.
