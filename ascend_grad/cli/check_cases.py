@@ -14,7 +14,7 @@ from .._call import Operator
 from .._dispatch import run
 from ..arrays import FLOATING_DTYPES, accumulator_dtype
 from ..backends import reference
-from ..operators.options import NUMBER, OPTIONS, OUTPUT_GRADIENTS, OUTPUTS
+from ..operators.options import LAYER_OUTPUTS, NUMBER, OPTIONS, OUTPUT_GRADIENTS
 from ..operators.table import OPERATORS, ROWWISE, SOFTMAX
 
 
@@ -216,16 +216,18 @@ def _options(random: np.random.Generator, rows: tuple[int, ...], v: int, *, is_l
     yield "token weights", {"token_weight": each["token_weight"], "outputs": ("lse", "log_prob")}
     yield "class weights", {"class_weight": each["class_weight"], "denominator": 3.0}
     yield (
-        "smoothing, z-loss, all outputs",
+        "smoothing, z-loss, all outputs of rows",
         {
             **each,
             **ADDED_TERMS,
-            "outputs": tuple(OUTPUTS),
+            "outputs": tuple(LAYER_OUTPUTS),
         },
     )
     yield "temperatures", {"temperature": 0.5 + random.random(rows), "outputs": ("entropy",)}
     if is_linear:
         yield "bias, scale and cap", {"bias": random.standard_normal(v), "logit_scale": 0.5, "softcap": 5.0}
+    else:
+        yield "outputs of logits", {**each, **ADDED_TERMS, "outputs": ("prob", "hessian_diag")}
 
 
 def _several_targets(

@@ -86,7 +86,7 @@ def test_every_system_is_asked_for_what_is_documented(soc, system, device) -> No
                     for kernel in kernels(family, operator, dtype)
                     for part in ("", "GetWorkspaceSize")
                 ]
-                assert asked == [int(taken)] * len(asked), label
+                assert [count > 0 for count in asked] == [taken] * len(asked), label
                 assert device.violations() == [], label
     finally:
         device.set_delay(200)
