@@ -1,4 +1,4 @@
-"""Count sentences that readers find hard: elliptical ones, and those of more than 30 words.
+"""Count sentences that readers find hard: elliptical sentences, and sentences of more than 30 words.
 
     prose.py [--list]
 

@@ -184,11 +184,11 @@ def _check(args: argparse.Namespace) -> None:
         raise CommandError(f"backend {backend!r} is not usable: {status.reason}")
     _check_grid(args)
     if args.programs and any(getattr(args, name) for name in SUITES if name != "programs"):
-        raise CommandError("--programs has cases of its own, without --linear, --torch, --losses and --accuracy")
+        raise CommandError("--programs has separate cases, without --linear, --torch, --losses and --accuracy")
     if args.accuracy and (args.linear or args.torch or args.losses):
         raise CommandError("--accuracy goes over all operators, without --linear, --torch and --losses")
     if args.linear and args.torch:
-        raise CommandError("--torch has cases of its own, without --linear")
+        raise CommandError("--torch has separate cases, without --linear")
     if args.losses and (args.linear or args.torch):
         raise CommandError("--losses measures cases of the losses alone, without --linear and --torch")
     if args.plot and any(getattr(args, name) for name in SUITES):

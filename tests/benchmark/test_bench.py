@@ -502,7 +502,7 @@ def test_without_an_installed_package(monkeypatch, capsys):
         (["--max-elements", "9"], "--max-elements is for random problems"),
         (["--layouts", "strange"], "--layouts is for random problems"),
         (["--max-rows", "9"], "--max-rows is for random problems"),
-        (["--programs", "--linear"], "--programs has cases of its own"),
+        (["--programs", "--linear"], "--programs has separate cases"),
         (["--programs", "--plot", "x.svg"], "--plot draws the speed of the row-wise operators"),
         (["--programs", "--grid", "9"], "--grid draws its own problems"),
         (["--grid", "9", "--max-elements", "0"], "--max-elements one from 4 on"),

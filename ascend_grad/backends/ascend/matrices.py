@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ... import _aclnn
+from ...operators.options import largest_factor
 from .array import DeviceArray
 from .queue import FLOAT32, Queue
 
@@ -14,7 +15,7 @@ INT64 = np.dtype(np.int64)
 BOOL = np.dtype(np.bool_)
 
 #: Temperatures, softcaps and factors of logits beyond this bound, or its reciprocal, count as the bound.
-LARGEST_FACTOR = 2.0**60
+LARGEST_FACTOR = largest_factor(is_double=False)
 #: Columns of a matrix whose numbers are exact in float32, in which `keys` numbers them.
 MAX_COLUMNS = 2**24
 #: The lowest finite number of float32.
