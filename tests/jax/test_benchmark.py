@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 import pytest
 from benchmark_settings import hurry
+from benchmark_settings import restored_jax as restored_jax
 
 from ascend_grad.bench import cases, frameworks, measure
 from ascend_grad.bench.case import JAX, OTHER_CALLS, Case
@@ -13,18 +13,6 @@ from ascend_grad.bench.results import OWN
 from ascend_grad.bench.sides import compared
 
 CASE = Case(JAX, "float32", (5, 11, 3), "compiled")
-
-
-@pytest.fixture(autouse=True)
-def _restored_settings():
-    """Restore the settings of JAX, which the benchmark changes for the whole process."""
-    names = "jax_platforms", "jax_enable_x64"
-    before = {name: getattr(jax.config, name) for name in names}
-    frameworks.module.cache_clear()
-    yield
-    frameworks.module.cache_clear()
-    for name, value in before.items():
-        jax.config.update(name, value)
 
 
 @pytest.mark.parametrize("dtype", cases.TENSOR_DTYPES)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from ascend_grad.bench import measure, results, sides
+from collections.abc import Iterator
+
+import pytest
+
+from ascend_grad.bench import frameworks, measure, results, sides
 from ascend_grad.bench.measure import Repeats
 from ascend_grad.bench.sides import onednn, programs
 
@@ -21,3 +25,20 @@ def hurry(monkeypatch) -> None:
     monkeypatch.setattr(measure, "seconds_of_others", lambda: 0.0)
     monkeypatch.setattr(results, "YARDSTICK_SIZE", 8)
     monkeypatch.setattr(sides, "PRODUCT_SIZE", 8)
+
+
+@pytest.fixture(autouse=True)
+def restored_jax() -> Iterator[None]:
+    """Restore the settings of JAX, which the benchmark changes for the whole process."""
+    try:
+        import jax
+    except ImportError:
+        yield
+        return
+    before = {name: getattr(jax.config, name) for name in ("jax_platforms", "jax_enable_x64")}
+    module = frameworks.module
+    module.cache_clear()
+    yield
+    module.cache_clear()
+    for name, value in before.items():
+        jax.config.update(name, value)
