@@ -167,6 +167,44 @@ def test_excluded_classes_of_weight_0(kind, is_on_device, device, rng):
         np.testing.assert_allclose(got.numpy() if is_on_device else got, right, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("is_on_device", [False, True])
+@pytest.mark.parametrize("return_grad", [False, True])
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_rows_without_probabilities_have_no_loss(value, return_grad, is_on_device, device, rng):
+    """If all probabilities of a row are 0, its loss is 0, whatever its logits are."""
+    x, q = rng.standard_normal((4, 5)).astype(np.float32), rng.random((4, 5), np.float32)
+    x[1, 2] = x[3, 0] = value
+    q[[0, 1]] = 0
+    call = {"input": x, "target": q, "reduction": "none", "return_grad": return_grad}
+    expected = ag.cross_entropy(**call, backend="reference")
+    assert np.array_equal(np.isnan(expected.loss), [False, False, False, True])
+    if is_on_device:
+        call |= {"input": npu.asarray(x), "target": npu.asarray(q)}
+    check(ag.cross_entropy(**call), expected, np.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_infinite_losses_have_the_sign_of_the_class_weight(kind, sign, device, rng):
+    x = rng.standard_normal((4, 5)).astype(np.float32)
+    x[2, 1] = -np.inf
+    call = {"input": x, **targets_of(kind, x.shape, rng), "label_smoothing": 0.25, "reduction": "none"}
+    call["class_weight"] = sign * np.arange(1.0, 6) / 100
+    expected = ag.cross_entropy(**call, backend="reference")
+    assert expected.loss[2] == sign * np.inf
+    np.testing.assert_allclose(ag.cross_entropy(**call).loss, expected.loss, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_factor_of_0_hides_no_nan(kind, device, rng):
+    x = rng.standard_normal((4, 5)).astype(np.float32)
+    x[2, 1], x[3, 0] = np.inf, np.nan
+    call = {"input": x, **targets_of(kind, x.shape, rng), "logit_scale": 0.0}
+    expected = ag.cross_entropy(**call, backend="reference")
+    assert np.array_equal(np.isnan(expected.input_grad).all(1), [False, False, True, True])
+    check(ag.cross_entropy(**call), expected, np.float32)
+
+
 def test_of_equal_logits_the_first_one_is_predicted(device, rng):
     x = rng.integers(0, 3, (50, 20)).astype(np.float16)
     x[7] = -np.inf

@@ -330,11 +330,12 @@ class Loss(ABC):
         """Return all coefficients times the derivative of z without the softcap, and which rows have any."""
         of_targets, b_of_loss, e = self.coefficients()
         b, h = _total(b, b_of_loss, self._upstream_of("lse")), self._upstream_of("entropy")
-        of_targets = self._chained(of_targets)
-        b, h, e = (None if each is None else self._chained(self.without_ignored(each)) for each in (b, h, e))
+        b, h, e = (None if each is None else self.without_ignored(each) for each in (b, h, e))
         present = of_targets != 0 if of_targets.ndim == 1 else (of_targets != 0).any(1)
         for each in (b, h, e):
             present = present if each is None else present | (each != 0)
+        of_targets = self._chained(of_targets)  # a factor of 0 leaves out no row: a NaN stays
+        b, h, e = (None if each is None else self._chained(each) for each in (b, h, e))
         return of_targets, SoftmaxTerms(b, None if h is None else -h, entropy), e, present
 
     def _upstream_of(self, output: str) -> Any:
@@ -541,12 +542,15 @@ class _AllClasses(Loss):
         queue = self.queue
         log_prob = matrices.finite(queue, self.all_log_probs(), matrices.LOWEST)
         labels = self._labels()
-        is_infinite = matrices.weights_of(queue, log_prob, matrices.LOWEST, labels) > 0
+        of_infinite = matrices.weights_of(queue, log_prob, matrices.LOWEST, labels)
+        sums = row_sums(queue, labels)
         losses, difference = queue.empty((log_prob.shape[0],), FLOAT32), queue.empty(log_prob.shape, FLOAT32)
         queue.launch("softmax_cross_entropy_with_logits", log_prob, labels, losses, difference)
-        self._losses = queue.xp.where(is_infinite, np.inf, queue.vector(losses))
+        self._losses = matrices.with_infinite(queue, queue.vector(losses), of_infinite)
+        is_zero = (queue.vector(sums) == 0) & queue.xp.isnan(self._losses)  # a row without labels, but with a NaN
+        self._losses = queue.xp.where(is_zero, 0, self._losses)
         if self.a["return_grad"]:
-            self._difference, self._sums = difference, row_sums(queue, labels)
+            self._difference, self._sums = difference, sums
         return log_prob if self.needs_log_prob else None
 
     def _labels(self) -> DeviceArray:

@@ -91,7 +91,7 @@ def weighted_log_probs(queue: Queue, log_prob: DeviceArray, weights: DeviceArray
     queue.launch("inplace_mul", terms, weights)
     sums = queue.vector(row_sums(queue, terms))
     del terms
-    return queue.xp.where(weights_of(queue, log_prob, -np.inf, weights) > 0, -np.inf, sums)
+    return with_infinite(queue, sums, -weights_of(queue, log_prob, -np.inf, weights))
 
 
 def weights_of(queue: Queue, matrix: DeviceArray, value: float, weights: DeviceArray) -> Any:
@@ -99,6 +99,11 @@ def weights_of(queue: Queue, matrix: DeviceArray, value: float, weights: DeviceA
     has_value = marked(queue, matrix, number(queue, value))
     queue.launch("inplace_mul", has_value, weights)
     return queue.vector(row_sums(queue, has_value))
+
+
+def with_infinite(queue: Queue, numbers: Any, weights: Any) -> Any:
+    """Return numbers of the rows, but infinite ones with the sign of the weight where that is not 0."""
+    return queue.xp.where(weights == 0, numbers, weights * np.inf)
 
 
 def finite(queue: Queue, matrix: DeviceArray, least: float) -> DeviceArray:
