@@ -293,7 +293,7 @@ def _cross_entropy_fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
 def _cross_entropy_hvp(*arguments: Any) -> torch.Tensor:
     *of_loss, vector = arguments
     problem = with_numbers(CROSS_ENTROPY.problem(of_loss))
-    product = ag.cross_entropy_hvp(
+    product: Any = ag.cross_entropy_hvp(
         detached(problem["input"]),
         detached(problem["target"]),
         detached(vector),
