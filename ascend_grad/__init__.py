@@ -54,6 +54,7 @@ from .operators.functions import (
 )
 from .operators.losses import cross_entropy, linear_cross_entropy, linear_cross_entropy_backward, linear_top_k
 from .operators.results import LossResult
+from .operators.second_order import cross_entropy_hvp
 from .threads import get_num_threads, set_num_threads
 
 __all__ = [
@@ -68,6 +69,7 @@ __all__ = [
     "__version__",
     "backends",
     "cross_entropy",
+    "cross_entropy_hvp",
     "explain",
     "fused_cross_entropy_loss_with_max_sum",
     "fused_linear_cross_entropy_loss_grad",

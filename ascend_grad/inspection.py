@@ -18,14 +18,15 @@ from ._version import __version__
 from .arguments import axis_named_dim, shown
 from .backends import DEVICES, backends, cpu
 from .errors import MissingKernelError, ParamInvalidError, ProcessEndingError
-from .operators import functions, losses
+from .operators import functions, losses, second_order
 from .operators.options import MIN_WORKSPACE_BYTES
 from .operators.table import OPERATORS
 
 
 @functools.cache
 def _signature(op_name: str) -> inspect.Signature:
-    return inspect.signature(getattr(functions, op_name, None) or getattr(losses, op_name))
+    module = next(each for each in (functions, losses, second_order) if hasattr(each, op_name))
+    return inspect.signature(getattr(module, op_name))
 
 
 def _check_name(op_name: object, function: str) -> None:

@@ -29,6 +29,8 @@ JAX = "jax.linear_cross_entropy"
 #: The linear operators that rivals compute, with their modes: the source of the gradient's softmax, for example.
 LINEAR_MODES = {GRADIENT: ("recomputed", "stored"), MAX_SUM: ("forward",), WHOLE: ("loss and gradients",)}
 LINEAR = tuple(LINEAR_MODES)
+#: The mode of a classifier's loss, whose input has no gradient.
+WEIGHT_GRADIENT = "loss and weight gradient"
 #: The mode of a gradient of a trained model, whose small softmax entries are skipped.
 FILTERED = "filtered"
 #: Floating-point operations for each BT*V*H, by operator. A stored softmax saves two.
@@ -175,12 +177,12 @@ class Case:
     @property
     def operations(self) -> int:
         """Return the number of floating-point operations of a linear operator's formula."""
-        return (4 if self.mode == "stored" else OPERATIONS[self.operator]) * math.prod(self.shape)
+        return (4 if self.mode in ("stored", WEIGHT_GRADIENT) else OPERATIONS[self.operator]) * math.prod(self.shape)
 
     @property
     def has_rivals(self) -> bool:
         """Return whether a linear case is compared with rivals, and not with another call of this library."""
-        return self.mode in (*LINEAR_MODES.get(self.operator, ()), FILTERED)
+        return self.mode in (*LINEAR_MODES.get(self.operator, ()), WEIGHT_GRADIENT, FILTERED)
 
     @property
     def other(self) -> str:

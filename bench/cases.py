@@ -46,6 +46,7 @@ from .case import (
     STRANGE,
     TENSORS,
     TOP_K,
+    WEIGHT_GRADIENT,
     WHOLE,
     WRITABLE_STRANGE,
     Case,
@@ -320,6 +321,21 @@ def draw(
             if is_linear
             else _draw_rowwise(operator, random, max_elements or MAX_ELEMENTS, layouts)
         )
+    return problems
+
+
+#: Bounds of the rows, the classes and the features of classifiers.
+FEW_CLASSES = (3_000, 200_000), (2, 64), (4, 400)
+
+
+def few_classes(count: int, seed: int) -> list[Case]:
+    """Draw the losses of classifiers with their weight gradients: many rows, few classes, inputs without a gradient."""
+    problems = []
+    for index in range(count):
+        random = np.random.default_rng((seed, index))
+        dtype = str(random.choice(("float32", "float64")))
+        shape = tuple(round(low * (high / low) ** random.random()) for low, high in FEW_CLASSES)
+        problems.append(Case(WHOLE, dtype, shape, WEIGHT_GRADIENT, suite=RANDOM))
     return problems
 
 

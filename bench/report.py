@@ -27,12 +27,14 @@ from .cases import OPERATORS, ROWWISE_LAYOUTS
 from .results import (
     ARRAYS,
     AWAKE,
+    CHAIN,
     ESTIMATE,
     NUMPY,
     ONEDNN,
     OWN,
     PRODUCTS,
     SCIPY,
+    SKLEARN,
     STREAM,
     TORCH,
     UNFILTERED,
@@ -50,7 +52,17 @@ from .targets import LARGE_VOCABULARY
 ROWWISE_SIDES = (*NUMPY, "torch", *ONEDNN, "jax")
 LINEAR_SIDES = (UNFILTERED, "numpy", *TORCH)
 #: The sides of random problems, by the titles of their columns.
-RIVALS = {"NumPy": NUMPY, "NumPy, widened": WIDENED, "SciPy": SCIPY, "torch": TORCH, "oneDNN": ONEDNN}
+RIVALS = {
+    "NumPy": NUMPY,
+    "NumPy, widened": WIDENED,
+    "SciPy": SCIPY,
+    "torch": TORCH,
+    "oneDNN": ONEDNN,
+    "NumPy and cross_entropy": (CHAIN,),
+    "scikit-learn": SKLEARN,
+}
+#: Rivals with a column only where they were measured.
+RARE = (ONEDNN, (CHAIN,), SKLEARN)
 LOSS_RIVALS = {name: RIVALS[name] for name in ("NumPy", "NumPy, widened", "torch")}
 VARIANT_RIVALS = {name: RIVALS[name] for name in ("NumPy", "torch")}
 #: Groups of limits. The fastest limit of each group counts, and a call is subject to all groups.
@@ -347,7 +359,7 @@ def summary_table(
     """
     sides = {side for rows in groups.values() for row in rows for side in row.seconds}
     # oneDNN takes part where it is installed.
-    rivals = {rival: names for rival, names in rivals.items() if names != ONEDNN or sides & {*ONEDNN}}
+    rivals = {rival: names for rival, names in rivals.items() if names not in RARE or sides & {*names}}
     header = ["rival's time / ours", "problems"]
     for rival in rivals:
         header += [rival, f"< {BEHIND:g}", f"< {FAR_BEHIND:g}"]
@@ -403,7 +415,7 @@ def _table_of_times(items: Sequence[tuple[float, Row]], names: Sequence[str], co
     columns = (
         _ms(rival, *sides)
         for rival, sides in RIVALS.items()
-        if sides != ONEDNN or any(row.best(*sides) for row in rows)
+        if sides not in RARE or any(row.best(*sides) for row in rows)
     )
     return _rows(rows, _name("problem"), _ratio("ratio", *names), OWN_MS, *columns, OF_LIMIT)
 

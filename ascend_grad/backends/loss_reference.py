@@ -123,8 +123,8 @@ def losses(row: Any, terms: Terms) -> tuple[NDArray, NDArray]:
     return loss, np.where(square == 0, 0, _weighted(terms.token_weight, square))
 
 
-def hessian_diagonal(row: RowStatistics, terms: Terms, grad_loss: NDArray, grad_square: NDArray) -> NDArray:
-    """Return the diagonal of the Hessian with respect to the logits, shape (rows, V). See `gradient`."""
+def _curvature(row: RowStatistics, terms: Terms, grad_loss: NDArray, grad_square: NDArray) -> tuple[NDArray, NDArray]:
+    """Return the factors of ``diag(p) - p p^T`` and of ``p p^T`` in the Hessian, shape (rows, 1). See `gradient`."""
     scaled = _weighted(grad_loss, terms.token_weight)
     a = np.sum(_weighted(scaled[:, None], terms.target_weights()), axis=-1)
     a = a + _weighted(scaled * terms.smoothing, terms.class_sum)
@@ -132,8 +132,26 @@ def hessian_diagonal(row: RowStatistics, terms: Terms, grad_loss: NDArray, grad_
     if has_own_divisor(terms.options):
         square = 2 * _weighted(grad_square, terms.token_weight) * terms.options["lse_square_scale"]
         a = a + square * row.lse
+    return a[:, None], square[:, None]
+
+
+def hessian_diagonal(row: RowStatistics, terms: Terms, grad_loss: NDArray, grad_square: NDArray) -> NDArray:
+    """Return the diagonal of the Hessian with respect to the logits, shape (rows, V). See `gradient`."""
+    a, square = _curvature(row, terms, grad_loss, grad_square)
     p, complement = probabilities(row)
-    return p * (a[:, None] * complement + square[:, None] * p)
+    return p * (a * complement + square * p)
+
+
+def hessian_product(
+    row: RowStatistics, terms: Terms, grad_loss: NDArray, grad_square: NDArray, vector: NDArray
+) -> NDArray:
+    """Return the product of the Hessian with respect to the logits and a vector, shape (rows, V). See `gradient`."""
+    a, square = _curvature(row, terms, grad_loss, grad_square)
+    p, _ = probabilities(row)
+    # Differences from the element of the maximum are exactly 0 where p is almost 1.
+    moved = vector - np.take_along_axis(vector, row.predicted[:, None], axis=-1)
+    mean = np.sum(p * vector, axis=-1, keepdims=True)
+    return p * (a * (moved - np.sum(p * moved, axis=-1, keepdims=True)) + square * mean)
 
 
 def gradient(

@@ -330,6 +330,10 @@ class _LogitsLoss(_Loss):
         self._gradient = np.zeros(self._logits.shape)
         #: The outputs of the shape of the logits that are requested.
         self._full = {name: np.zeros(self._logits.shape) for name in arguments["outputs"] if OUTPUTS[name].is_of_logits}
+        self._vector = None
+        if arguments.get("vector") is not None:
+            self._vector = _rows(arguments["vector"], axis).reshape(self._logits.shape)
+            self._full["product"] = np.zeros(self._logits.shape)
 
     def chunks(self):
         rows = np.flatnonzero(self.counted)
@@ -342,18 +346,25 @@ class _LogitsLoss(_Loss):
     def add_full_outputs(self, rows, row, slope):
         if "prob" in self._full:
             self._full["prob"][rows] = loss_reference.probabilities(row)[0]
-        if "hessian_diag" not in self._full:
-            return
+        for name in self._full.keys() & {"hessian_diag", "product"}:
+            self._add_curvature(name, rows, row, slope)
+
+    def _add_curvature(self, name, rows, row, slope):
+        """Compute the diagonal of the Hessian, or the product of the Hessian and the vector, for some rows."""
         terms, grad = self.terms.of(rows), self._grad_of(rows)
         (grad_loss, grad_square), present = self._divided(grad), grad != 0
-        hessian = loss_reference.hessian_diagonal(row, terms, grad_loss, grad_square) * slope**2
+        vector = 1.0 if self._vector is None else self._vector[rows]
+        if name == "product":
+            result = loss_reference.hessian_product(row, terms, grad_loss, grad_square, vector * slope) * slope
+        else:
+            result = loss_reference.hessian_diagonal(row, terms, grad_loss, grad_square) * slope**2
         if self._a["softcap"] is not None:
             least, largest = _factor_limits(self._dtype)
             cap = np.clip(self._a["softcap"], least, largest)
             scale = np.clip(self._a["logit_scale"], -largest, largest)
-            value = np.tanh(scale * self._logits[rows] / cap)
-            hessian += loss_reference.gradient(row, terms, grad_loss, grad_square) * slope * (-2 * scale / cap * value)
-        self._full["hessian_diag"][rows[present]] = hessian[present]
+            bend = -2 * scale / cap * np.tanh(scale * self._logits[rows] / cap)
+            result += loss_reference.gradient(row, terms, grad_loss, grad_square) * slope * bend * vector
+        self._full[name][rows[present]] = result[present]
 
     def full_results(self, like: np.ndarray, axis: int) -> dict[str, np.ndarray]:
         """Return the gradient and the outputs of the shape of the logits in the layout of the input."""
@@ -366,6 +377,12 @@ class _LogitsLoss(_Loss):
 def cross_entropy(input, axis, **arguments):
     loss = _LogitsLoss(input, axis, arguments)
     return {**dict.fromkeys(OUTPUTS), **loss.results(), **loss.full_results(input, axis)}
+
+
+def cross_entropy_hvp(input, axis, **arguments):
+    loss = _LogitsLoss(input, axis, {**arguments, "outputs": (), "return_grad": False})
+    loss.results()
+    return loss.full_results(input, axis)
 
 
 def linear_cross_entropy(input, weight, **arguments):
@@ -461,7 +478,7 @@ def _result(spec: ResultSpec, out: np.ndarray | None) -> np.ndarray:
     return np.ndarray(spec.shape, spec.dtype, strides=spec.strides) if out is None else out
 
 
-def _run(call: Call) -> tuple[np.ndarray | None, ...]:
+def _run(call: Call) -> Any:
     """Compute the results of a linear operator or of a loss."""
     with np.errstate(all="ignore"):
         values = globals()[call.operator.name](**call.arguments)
@@ -475,7 +492,7 @@ def _run(call: Call) -> tuple[np.ndarray | None, ...]:
         elif result is not None:
             arrays.round_into(result, np.reshape(value, result.shape))
         results.append(result)
-    return tuple(results)
+    return tuple(results) if len(results) > 1 else results[0]
 
 
 def run(call: Call, threads: int) -> Any:

@@ -75,7 +75,7 @@ SUITES = ("accuracy", "linear", "torch", "losses", "programs")
 #: Names of the two families of operators of random problems.
 GROUPS = ("rowwise", "linear")
 #: Names of the options of random problems.
-GRID_OPTIONS = ("seed", "operators", "max_elements", "layouts", "max_rows")
+GRID_OPTIONS = ("seed", "operators", "max_elements", "layouts", "max_rows", "few_classes")
 
 STATUSES = exit_statuses(
     "everything was measured (no matter how fast it is)",
@@ -124,6 +124,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--max-rows", type=int, metavar="N", help="only linear problems with at most N rows or at most N classes"
+    )
+    group.add_argument(
+        "--few-classes",
+        action="store_true",
+        default=None,
+        help="classifiers in place of these problems: 2 to 64 classes, also compared with scikit-learn",
     )
 
 
@@ -234,7 +240,8 @@ def _check_grid(args: argparse.Namespace) -> None:
         )
     if args.update_readme and any(getattr(args, option) is not None for option in GRID_OPTIONS[1:]):
         raise CommandError(
-            "--update-readme takes a full grid, without --operators, --max-elements, --layouts and --max-rows"
+            "--update-readme takes a full grid, without --operators, --max-elements, --layouts, --max-rows and "
+            "--few-classes"
         )
 
 
@@ -247,6 +254,8 @@ def _selected(suite: str, args: argparse.Namespace) -> dict[str, list[Case]]:
             *(args.grid, args.seed or 0, _operators(args)),
             *(args.max_elements, args.layouts, args.max_rows),
         )
+        if args.few_classes:
+            drawn = cases.few_classes(args.grid, args.seed or 0)
         found = dict(zip(GROUPS, ([c for c in drawn if c.dim is not None], [c for c in drawn if c.dim is None])))
     elif suite == "tensors":
         both = cases.tensors(args.quick)

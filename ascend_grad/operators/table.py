@@ -485,6 +485,23 @@ _OF_LOGITS = " ".join(
     dict.fromkeys(["class_weight", *(each.name for each in OPTIONS.values() if each.of_logits and each.kind != NAMES)])
 )
 _UPSTREAM = f"grad_loss {' '.join(OUTPUT_GRADIENTS)}"
+
+
+def logits_and_targets() -> list[Check]:
+    """Return the first checks of the loss of logits: its required arrays and the probabilities of targets."""
+    return [
+        NotNone(),
+        Floating("input", converts=True),
+        Classes("target", allows_dense=True),
+        ZeroProbabilities("target"),
+        Floating("target_prob"),
+        AxisInRange("input"),
+        Rank("input", 0, MAX_RANK),
+        Targets("target", "target_prob", "rows"),
+        NonemptyVocabulary("input"),
+    ]
+
+
 CROSS_ENTROPY = Operator(
     "cross_entropy",
     None,
@@ -496,15 +513,7 @@ CROSS_ENTROPY = Operator(
     mixes=f"target {arrays_among(f'{_OF_LOGITS} {_UPSTREAM}')}",
     out="input_grad",
     checks=[
-        NotNone(),
-        Floating("input", converts=True),
-        Classes("target", allows_dense=True),
-        ZeroProbabilities("target"),
-        Floating("target_prob"),
-        AxisInRange("input"),
-        Rank("input", 0, MAX_RANK),
-        Targets("target", "target_prob", "rows"),
-        NonemptyVocabulary("input"),
+        *logits_and_targets(),
         Reduction("rows"),
         ignored(),
         *checks_of(_OF_LOGITS, "rows"),
@@ -519,6 +528,27 @@ CROSS_ENTROPY = Operator(
         Result("input_grad", like="input", asked_by=("return_grad",)),
         *output_results(OUTPUTS, "rows"),
     ],
+)
+
+CROSS_ENTROPY_HVP = Operator(
+    "cross_entropy_hvp",
+    None,
+    f"input target vector axis reduction ignore_index {_OF_LOGITS} grad_loss",
+    family="losses",
+    kernels="hessian_product",
+    arrays="input target vector",
+    optional=arrays_among(f"{_OF_LOGITS} grad_loss"),
+    mixes=f"target {arrays_among(f'{_OF_LOGITS} grad_loss')}",
+    checks=[
+        *logits_and_targets(),
+        Floating("vector"),
+        SameShape("input", "vector"),
+        Reduction("rows"),
+        ignored(),
+        *checks_of(_OF_LOGITS, "rows"),
+    ],
+    value_checks=[PositiveValues("temperature"), TargetsInTheVocabulary()],
+    results=[Result("product", like="input", dims=("logits",))],
 )
 
 ROWWISE = (
@@ -537,7 +567,7 @@ LINEAR = (
     LINEAR_CROSS_ENTROPY_BACKWARD,
     LINEAR_TOP_K,
 )
-LOSSES = (CROSS_ENTROPY,)
+LOSSES = (CROSS_ENTROPY, CROSS_ENTROPY_HVP)
 
 #: All operators by name.
 OPERATORS = {operator.name: operator for operator in (*ROWWISE, *LINEAR, *LOSSES)}

@@ -61,6 +61,53 @@ def _gradient_of_prob(problem: loss_operators.Problem, prob: torch.Tensor, grad_
     return gradient.to(input.dtype)
 
 
+class _Product(Function):
+    """Compute the product of the Hessian and a vector. It is differentiable with respect to the vector."""
+
+    forward = staticmethod(loss_operators.cross_entropy_hvp)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[: _LOSS.tensors + 1])
+        ctx.settings = inputs[_LOSS.tensors + 1 : -1]
+
+    @staticmethod
+    def backward(ctx, grad):
+        of_loss = *ctx.saved_tensors, *ctx.settings
+        return *[None] * len(of_loss), apply(_Product, *of_loss, grad)  # the Hessian is symmetric
+
+
+register_gradient(loss_operators.PRODUCT, _Product)
+
+
+def _second_order(
+    ctx: Any, grad_loss: torch.Tensor | None, vector: torch.Tensor, others: Sequence[torch.Tensor | None]
+) -> tuple[torch.Tensor | None, ...]:
+    """Return the derivatives of the gradient, with respect to the input and to the upstream gradient of the loss."""
+    saved = ctx.saved_tensors
+    is_of_loss = grad_loss is None and all(each is None for each in others) and not ctx.has_output_grads
+    if not is_of_loss or vector.shape != saved[0].shape:  # the gradient may not have been requested
+        raise second_order_error(_NAME)
+    tensors = [None if each is None else each.detach() for each in saved[: _LOSS.tensors + 1]]
+    problem = _LOSS.problem((*tensors, *[None] * (_LOSS.upstream - 1), *ctx.settings)) | {"outputs": []}
+    found = [apply(_Product, *problem.values(), vector)]
+    above = saved[_LOSS.tensors]
+    if above is not None and ctx.needs_input_grad[_LOSS.tensors]:
+        unit = loss_operators.cross_entropy(*(problem | {"grad_loss": None, "input_grad": True}).values())[1]
+        products, dims = unit.to(accumulator(unit)) * vector, problem["dim"] if unit.dim() else ()
+        of_above = products.sum(dims) if problem["reduction"] == "none" else products.sum()
+        found.append(of_above.to(above.dtype))
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        # A derivative of third order raises. Other nodes than those of the vectors make it, so that these still work.
+        arguments = [each for each in (saved[0], above) if each is not None]
+        zeros = without_second_order(_NAME, [torch.zeros_like(each) for each in found], arguments)
+        found = [each + zero for each, zero in zip(found, zeros)]
+    rest = [None] * (len(_LOSS.fields) - 1)
+    if len(found) > 1:
+        rest[_LOSS.tensors - 1] = found[1]
+    return found[0], *rest
+
+
 class _CrossEntropy(Function):
     """Compute the loss with its outputs, and its gradient if `input_grad` is set.
 
@@ -69,6 +116,9 @@ class _CrossEntropy(Function):
     was returned may be changed by its owner, so that a second backward computes it again. If an output has an
     upstream gradient, backward computes the gradient of the loss and the outputs in one call. The gradient of the
     probabilities is that of a softmax, which is added.
+
+    The derivative of the gradient of the loss is a product of the Hessian and a vector. So with ``create_graph=True``
+    backward computes the gradient by this function. Gradients of outputs cannot be differentiated.
     """
 
     forward = staticmethod(loss_operators.cross_entropy)
@@ -79,7 +129,8 @@ class _CrossEntropy(Function):
         end = _LOSS.tensors + _LOSS.upstream
         ctx.settings = inputs[end:]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs[: _LOSS.tensors], *_prob_among(problem, output))
+        ctx.save_for_backward(*inputs[: _LOSS.tensors + 1], *_prob_among(problem, output))
+        ctx.has_output_grads = any(each is not None for each in inputs[_LOSS.tensors + 1 : end])
         ctx.mark_non_differentiable(output[_HESSIAN])
         has_upstream = any(each is not None for each in inputs[_LOSS.tensors : end])
         is_scalable = problem["input_grad"] and not has_upstream and problem["reduction"] != "none"
@@ -88,7 +139,7 @@ class _CrossEntropy(Function):
     @staticmethod
     def backward(ctx, grad_loss, grad_input_grad, *others):
         if grad_input_grad is not None:
-            raise second_order_error(_NAME)
+            return _second_order(ctx, grad_loss, grad_input_grad, others)
         nothing = [None] * len(_LOSS.fields)
         of_outputs, grad_prob = others[: len(OUTPUT_GRADIENTS)], others[_PROB - _LOSS.outputs_at]
         upstream = [each for each in (grad_loss, *of_outputs) if each is not None]
@@ -96,7 +147,7 @@ class _CrossEntropy(Function):
             return tuple(nothing)
         saved = ctx.saved_tensors  # each access unpacks all of them
         problem = _LOSS.problem((*saved[: _LOSS.tensors], *[None] * _LOSS.upstream, *ctx.settings))
-        count = _LOSS.tensors + ("prob" in problem["outputs"])
+        count = _LOSS.tensors + 1 + ("prob" in problem["outputs"])
         shared = saved[count:]
         if grad_prob is not None:
             of_prob = without_second_order(
@@ -105,6 +156,10 @@ class _CrossEntropy(Function):
             if not upstream:
                 return of_prob, *nothing[1:]
         gradient, ctx.gradient = shared[0].detach() if shared else ctx.gradient, None
+        is_of_loss = len(upstream) == 1 and grad_loss is not None and grad_prob is None
+        if is_of_loss and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            of_loss = {**problem, "grad_loss": grad_loss, "input_grad": True, "outputs": []}
+            return apply(_CrossEntropy, *of_loss.values())[1], *nothing[1:]
         is_computed = gradient is not None and upstream == [grad_loss]
         if not is_computed:
             above = {"grad_loss": upstream[0].new_zeros(()) if grad_loss is None else grad_loss, "input_grad": True}
@@ -130,7 +185,7 @@ class _CrossEntropyOfOperator(_CrossEntropy):
         _CrossEntropy.setup_context(ctx, inputs, output)
         if ctx.gradient is not None:
             prob = _prob_among(_LOSS.problem(inputs), output)
-            ctx.save_for_backward(*inputs[: _LOSS.tensors], *prob, output[1])
+            ctx.save_for_backward(*inputs[: _LOSS.tensors + 1], *prob, output[1])
             ctx.gradient = None
 
 
@@ -204,7 +259,8 @@ def cross_entropy(
     -----
     If `reduction` is "mean" or "sum", the gradient is computed with the loss, except in float16. With
     ``retain_graph=True`` a second backward computes it again. If an output has an upstream gradient, the backward pass
-    computes the gradient of the loss and the outputs. No gradient can be differentiated once more.
+    computes the gradient of the loss and the outputs. The gradient of the loss can be differentiated once more, the
+    gradients of outputs cannot.
 
     Examples
     --------

@@ -290,6 +290,27 @@ def _cross_entropy_fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
     return _fake_loss(problem, rows), gradient, *_fake_outputs(CROSS_ENTROPY, problem, rows)
 
 
+def _cross_entropy_hvp(*arguments: Any) -> torch.Tensor:
+    *of_loss, vector = arguments
+    problem = with_numbers(CROSS_ENTROPY.problem(of_loss))
+    product: Any = ag.cross_entropy_hvp(
+        detached(problem["input"]),
+        detached(problem["target"]),
+        detached(vector),
+        problem["dim"],
+        reduction=problem["reduction"],
+        ignore_index=problem["ignore_index"],
+        grad_loss=_upstream(problem["grad_loss"], problem["reduction"]),
+        num_threads=problem["num_threads"],
+        **CROSS_ENTROPY.options_of(problem),
+    )
+    return product.contiguous()  # the classes of a row lie side by side
+
+
+def _cross_entropy_hvp_fake(*arguments: Any) -> torch.Tensor:
+    return arguments[0].new_empty(arguments[0].shape)
+
+
 def _over_processes(function: Callable, number: int | None) -> Callable:
     """Return a function of the library, or the same over the processes of the shard with this number."""
     if number is None:
@@ -375,6 +396,15 @@ register(
     _linear_cross_entropy_fake,
     one_after_another,
 )
+#: The operator of products of the Hessian and a vector, the last argument. The others are those of the loss.
+PRODUCT = "cross_entropy_hvp"
+register(
+    PRODUCT,
+    f"({CROSS_ENTROPY.parameters}, Tensor vector) -> Tensor",
+    _cross_entropy_hvp,
+    _cross_entropy_hvp_fake,
+    one_after_another,
+)
 _BACKWARD = "linear_cross_entropy_backward"
 register(
     _BACKWARD,
@@ -407,6 +437,13 @@ def cross_entropy(*arguments: Any) -> tuple[torch.Tensor, ...]:
     if not are_plain(arguments):
         return torch.ops.ascend_grad.cross_entropy(*arguments)
     return _cross_entropy(*arguments)
+
+
+def cross_entropy_hvp(*arguments: Any) -> torch.Tensor:
+    """Compute the product of the Hessian of the loss of logits and a vector, which is the last argument."""
+    if not are_plain(arguments):
+        return torch.ops.ascend_grad.cross_entropy_hvp(*arguments)
+    return _cross_entropy_hvp(*arguments)
 
 
 def linear_cross_entropy(*arguments: Any) -> tuple[torch.Tensor, ...]:

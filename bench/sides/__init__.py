@@ -28,6 +28,7 @@ from ..case import (
     PROGRAMS,
     RANDOM,
     TENSORS,
+    WEIGHT_GRADIENT,
     WHOLE,
     Case,
     compute_dtype,
@@ -203,6 +204,8 @@ def _terms(case: Case, given: dict[str, Any]) -> tuple[float, ...]:
     x, weight = (float(np.abs(given[name].astype(np.float32)).max()) for name in ("input", "weight"))
     # The upstream gradient of every row is 1 / BT.
     gradients = weight / case.shape[0], x
+    if case.mode == WEIGHT_GRADIENT:
+        return 1.0, x
     return (1.0, *gradients) if case.operator == WHOLE else gradients
 
 

@@ -17,10 +17,10 @@ from ascend_grad import _cpu
 
 from .. import frameworks
 from ..arrays import TARGETS
-from ..case import FILTERED, GRADIENT, JAX, MAX_SUM, WHOLE, Case, compute_dtype
+from ..case import FILTERED, GRADIENT, JAX, MAX_SUM, WEIGHT_GRADIENT, WHOLE, Case, compute_dtype
 from ..cases import ALL_OPTIONS, OUTPUTS, SMALL_SHAPES, TOP_K_MODES
 from ..frameworks import TOLERANCES, Call
-from ..results import OWN, UNFILTERED
+from ..results import CHAIN, OWN, SKLEARN, UNFILTERED
 
 Outs = tuple[np.ndarray, np.ndarray]
 Sides = dict[str, Callable[[Case, dict[str, Any], Outs], Call | None]]
@@ -42,8 +42,10 @@ def square_product(case: Case, size: int) -> Call:
 
 
 def ascend_grad(case: Case, given: dict[str, Any], outs: Outs, filter_eps: float = FILTER_EPS) -> Call:
-    if case.operator == WHOLE:
-        call: Call = partial(ag.linear_cross_entropy, **given)
+    if case.mode == WEIGHT_GRADIENT:
+        call: Call = lambda: ag.linear_cross_entropy(**given, output_mask=(False, True))[::2]  # noqa: E731
+    elif case.operator == WHOLE:
+        call = partial(ag.linear_cross_entropy, **given)
     elif case.operator == MAX_SUM:
         call = lambda: ag.fused_linear_online_max_sum(**given)[:3]  # noqa: E731
     else:
@@ -108,6 +110,8 @@ def numpy_formula(case: Case, given: dict[str, Any], outs: Outs) -> Call | None:
             p /= total[:, None]
         p[rows, target] -= 1
         p *= grad if np.ndim(grad) == 0 else grad[:, None]
+        if case.mode == WEIGHT_GRADIENT:
+            return np.mean(np.log(total) - predicted, dtype=wide), p.T @ x
         if case.operator == WHOLE:
             loss = np.mean(np.log(total) - predicted, dtype=wide)
             return loss, *(value.astype(outs[0].dtype, copy=False) for value in (p @ weight, p.T @ x))
@@ -116,6 +120,36 @@ def numpy_formula(case: Case, given: dict[str, Any], outs: Outs) -> Call | None:
         for out, value in zip(outs, (p @ weight, p.T @ x)):
             out[...] = value
         return outs
+
+    return call
+
+
+def chain(case: Case, given: dict[str, Any], outs: Outs) -> Call | None:
+    """Prepare NumPy's products with this library's loss of logits between them."""
+    if case.mode != WEIGHT_GRADIENT:
+        return None
+    x, weight, target = (given[name] for name in ("input", "weight", "target"))
+
+    def call() -> Sequence[Any]:
+        loss, gradient = ag.cross_entropy(x @ weight.T, target)
+        return loss, gradient.T @ x
+
+    return call
+
+
+def scikit_learn(case: Case, given: dict[str, Any], outs: Outs) -> Call | None:
+    """Prepare the loss with which scikit-learn fits a multinomial regression."""
+    losses, loss = (frameworks.module(name) for name in ("sklearn.linear_model._linear_loss", "sklearn._loss.loss"))
+    if losses is None or loss is None or case.mode != WEIGHT_GRADIENT:
+        return None
+    x, weight, target = (given[name] for name in ("input", "weight", "target"))
+    model = losses.LinearModelLoss(loss.HalfMultinomialLoss(n_classes=len(weight)), fit_intercept=False)
+    threads, coefficients = ag.get_num_threads(), np.asfortranarray(weight)
+    y = target.astype(weight.dtype)
+
+    def call() -> Sequence[Any]:
+        found, gradient = model.loss_gradient(coefficients, x, y, n_threads=threads)
+        return weight.dtype.type(found), gradient
 
     return call
 
@@ -136,7 +170,7 @@ def torch_formula(case: Case, given: dict[str, Any], outs: Outs) -> Call | None:
     if torch is None or is_slow or case.mode == FILTERED:
         return None
     if case.operator == WHOLE:
-        return _torch_whole(given, None)
+        return _torch_whole(given, None, case.mode)
     tensors = {
         name: frameworks.tensor(value) if isinstance(value, np.ndarray) else value for name, value in given.items()
     }
@@ -175,17 +209,17 @@ def torch_chunked(case: Case, given: dict[str, Any], outs: Outs) -> Call | None:
     torch = _torch_for(case)
     if torch is None or case.operator != WHOLE or not hasattr(torch.nn, "LinearCrossEntropyOptions"):
         return None
-    return _torch_whole(given, torch.nn.LinearCrossEntropyOptions())
+    return _torch_whole(given, torch.nn.LinearCrossEntropyOptions(), case.mode)
 
 
-def _torch_whole(given: dict[str, Any], options: Any) -> Call | None:
+def _torch_whole(given: dict[str, Any], options: Any, mode: str) -> Call | None:
     torch = frameworks.module("torch")
     assert torch is not None
     function = getattr(torch.nn.functional, "linear_cross_entropy", None)
-    return None if function is None else _by_autograd(partial(function, options=options), given)
+    return None if function is None else _by_autograd(partial(function, options=options), given, mode)
 
 
-def _by_autograd(function: Callable[..., Any], given: dict[str, Any]) -> Call:
+def _by_autograd(function: Callable[..., Any], given: dict[str, Any], mode: str) -> Call:
     """Prepare a call of a loss on tensors, and of its ``backward()``."""
     torch = frameworks.module("torch")
     assert torch is not None
@@ -193,11 +227,12 @@ def _by_autograd(function: Callable[..., Any], given: dict[str, Any]) -> Call:
     def call() -> Sequence[Any]:
         with torch.inference_mode(False), torch.enable_grad():
             x, weight, target = (frameworks.tensor(given[name]) for name in ("input", "weight", "target"))
-            x.requires_grad_()
-            weight.requires_grad_()
+            inputs = (weight,) if mode == WEIGHT_GRADIENT else (x, weight)
+            for each in inputs:
+                each.requires_grad_()
             loss = function(x, weight, target)
             loss.backward()
-        return loss.detach(), x.grad, weight.grad
+        return loss.detach(), *(each.grad for each in inputs)
 
     return call
 
@@ -206,6 +241,8 @@ SIDES: Sides = {
     OWN: ascend_grad,
     UNFILTERED: unfiltered,
     "numpy": numpy_formula,
+    CHAIN: chain,
+    SKLEARN[0]: scikit_learn,
     "torch": torch_formula,
     "torch chunked": torch_chunked,
 }
@@ -214,7 +251,7 @@ SIDES: Sides = {
 def ascend_grad_on_tensors(case: Case, given: dict[str, Any], outs: Outs) -> Call:
     import ascend_grad.torch as agt
 
-    return _by_autograd(agt.linear_cross_entropy, given)
+    return _by_autograd(agt.linear_cross_entropy, given, case.mode)
 
 
 #: The sides of a loss on tensors.

@@ -29,6 +29,10 @@ cdef enum LinearKernels:
     LOSS_GRADIENT
     TOP_K
 
+cdef enum LossKernels:
+    CROSS_ENTROPY
+    HESSIAN_PRODUCT
+
 cdef enum:  # values of a row-wise call
     FIRST_OPERAND
     SECOND_OPERAND
@@ -89,7 +93,7 @@ cdef class Operator:
     cdef readonly dict slots
     cdef int out_index  # of the result that `out` is for, if it is one array
     cdef Family family
-    cdef int kernels  # an ag_row_op, a LinearKernels, or 0
+    cdef int kernels  # an ag_row_op, a LinearKernels, or a LossKernels
     cdef int[OPERAND_SLOTS] operand_slots  # row-wise operators: positions of their values, -1 for none
 
 

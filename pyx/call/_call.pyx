@@ -207,6 +207,7 @@ cdef class Result:
 
 
 #: Names of the kernels of the linear operators, in the order of `LinearKernels`.
+LOSS_KERNELS = ("cross_entropy", "hessian_product")
 LINEAR_KERNELS = ("gradient", "statistics", "loss_of_statistics", "loss", "loss_gradient", "top_k")
 
 cdef list _rowwise_kernels = [ag_row_ops[op].name.decode() for op in range(AG_ROW_OP_COUNT)]
@@ -238,8 +239,8 @@ cdef class Operator:
     family : {"rowwise", "linear", "losses"}
         The family of kernels that computes the operator on the CPU.
     kernels : str
-        The name of its kernels within the family: an operator of `rowwise.h`, one of `LINEAR_KERNELS`, or
-        ``"cross_entropy"``.
+        The name of its kernels within the family: an operator of `rowwise.h`, or one of `LINEAR_KERNELS` or
+        `LOSS_KERNELS`.
     out : str, optional
         The result that ``out`` is for, if it is one array; default: the first result.
     operands, mask, scale : str, optional
@@ -286,7 +287,7 @@ cdef class Operator:
         self.results = tuple([(<Result>each).name for each in self.result_specs])
         self.slots = {each: i for i, each in enumerate(self.parameters)}
         self.out_index = 0 if out is None else self.results.index(out)
-        self.kernels = {ROWWISE: _rowwise_kernels, LINEAR: LINEAR_KERNELS, LOSSES: ("cross_entropy",)}[self.family].index(kernels)
+        self.kernels = {ROWWISE: _rowwise_kernels, LINEAR: LINEAR_KERNELS, LOSSES: LOSS_KERNELS}[self.family].index(kernels)
         for i, each in enumerate((*operands.split(), "", "")[:2] + (mask, scale)):
             self.operand_slots[i] = self.parameters.index(each) if each else -1
 

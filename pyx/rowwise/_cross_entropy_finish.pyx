@@ -400,14 +400,28 @@ cdef double bend_of(const CrossEntropy *x) noexcept nogil:
     return -2 * logit_scale_of(&x.o) / x.s.p.cap
 
 
+cdef inline double vector_at(const CrossEntropy *x, Py_ssize_t i) noexcept nogil:
+    """Return element i of the vector, whose dtype is the compute type if there is a softcap."""
+    return (<const double *>x.vector)[i] if x.o.is_double else (<const float *>x.vector)[i]
+
+
 cdef void bend_at_targets(const CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
-    """Replace z / cap at the targets by the diagonal of the Hessian there, from the gradients at the targets."""
+    """Replace z / cap at the targets by the Hessian's result there, from the gradients at the targets."""
     cdef Py_ssize_t i, k, at
-    cdef double e, value
+    cdef double e, value, slope, factor = 1, v
     for k in range(x.o.target_count):
         for i in range(count):
             at = k * x.pitch + i
-            e = r.t.exp[k * r.t.block + i]
-            value = r.at_one[i] if e == 1 else e * (r.first[i] + e * r.second[i])
-            value *= r.t.slopes[at] * r.t.slopes[at]
-            r.at_targets[at] = value + r.t.logits[at] * (bend_of(x) * r.at_targets[at])
+            if r.t.entries[at] < 0:
+                continue
+            e, slope = r.t.exp[k * r.t.block + i], r.t.slopes[at]
+            if x.vector == NULL:
+                value = (r.at_one[i] if e == 1 else e * (r.first[i] + e * r.second[i])) * slope
+            else:
+                factor = vector_at(x, r.numbers[i] * x.s.p.n + r.t.entries[at])
+                v = factor * slope
+                if e == 1:
+                    value = r.at_one[i] * v + r.second[i] * (r.others[i] + (r.at_largest[i] - v))
+                else:
+                    value = e * (r.first[i] * v + r.second[i] * (r.others[i] + r.at_largest[i]))
+            r.at_targets[at] = value * slope + r.t.logits[at] * (bend_of(x) * r.at_targets[at]) * factor

@@ -1,9 +1,11 @@
-"""Results of a loss of rows that have the shape of the logits: probabilities, and the diagonal of the Hessian.
+"""Results of a loss of rows that have the shape of the logits: probabilities, and the Hessian's diagonal or product.
 
-Both are quadratic in the exponentials of a row. A result's rows lie in C order, with the classes side by side, whatever the
+All are quadratic in the exponentials of a row. A result's rows lie in C order, with the classes side by side, whatever the
 layout of the logits is, so that they are written without tiles. The gradient may overwrite the logits, so these results
 are written before it.
 """
+
+from libc.string cimport memset
 
 from ascend_grad._cross_entropy_finish cimport bend_of
 from ascend_grad._cross_entropy_rows cimport CrossEntropy, Rows, bends
@@ -17,16 +19,31 @@ cdef enum:
 
 cdef ag_loss_quadratic prob_of(const CrossEntropy *x, const Rows *r) noexcept nogil:
     cdef ag_loss_quadratic q
+    memset(&q, 0, sizeof(q))
     q.first, q.second, q.at_one, q.to = r.reciprocal, NULL, r.reciprocal, x.prob
     q.numbers, q.pitch = r.numbers, x.s.p.n * x.s.p.operands[A].itemsize
     return q
 
 
-cdef ag_loss_quadratic hessian_of(const CrossEntropy *x, const Rows *r) noexcept nogil:
+cdef ag_loss_quadratic hessian_of(const CrossEntropy *x, const Rows *r, Py_ssize_t k) noexcept nogil:
+    """Return the parameters of the Hessian's result. Its vector begins at element k of each row."""
     cdef ag_loss_quadratic q
+    memset(&q, 0, sizeof(q))
     q.first, q.second, q.at_one, q.to = r.first, r.second, r.at_one, x.hessian
     q.numbers, q.pitch = r.numbers, x.s.p.n * x.s.p.operands[A].itemsize
+    if x.vector != NULL:
+        q.vector, q.vector_pitch = x.vector + k * x.s.plan.tile_itemsize, x.s.p.n * x.s.plan.tile_itemsize
+        q.cap, q.others, q.at_max = x.s.p.cap, r.others, r.at_largest
     return q
+
+
+cdef void sum_products(
+    const CrossEntropy *x, const ag_tile *tile, const ag_loss_rows *rows, Py_ssize_t k, const Rows *r, double *others,
+    double *at_largest
+) noexcept nogil:
+    """Sum up the exponentials of a tile's rows, elements k to k + tile.n, times the vector."""
+    cdef ag_loss_quadratic q = hessian_of(x, r, k)
+    x.kernels.rows_products(tile, rows, &q, others, at_largest)
 
 
 cdef void write_full_results(
@@ -36,7 +53,7 @@ cdef void write_full_results(
     if x.prob != NULL:
         write_result(x, tile, rows, k, r, prob_of(x, r), False)
     if x.hessian != NULL:
-        write_result(x, tile, rows, k, r, hessian_of(x, r), bends(x))
+        write_result(x, tile, rows, k, r, hessian_of(x, r, k), bends(x))
         if bends(x):
             store_hessian_at_targets(x, tile.rows, k, k + tile.n, r)
 
@@ -54,6 +71,7 @@ cdef void write_result(
     cdef ag_loss_rows row
     cdef Py_ssize_t zero = 0
     cdef char *result = q.to
+    cdef const char *vectors = q.vector
     cdef char *to
     cdef char *values
     if not converts and not is_bent:
@@ -73,10 +91,12 @@ cdef void write_result(
             part.b = tile.b + i * tile.b_stride + begin * tile_itemsize
             values = <char *>buffer if converts else to
             q.to = values
+            if vectors != NULL:
+                q.vector = vectors + r.numbers[i] * q.vector_pitch + begin * tile_itemsize
             x.kernels.rows_quadratic(&part, &row, &q)
             if is_bent:
                 x.kernels.rows_write(&part, &row)
-                x.kernels.apply_curvature(part.a, part.out, values, part.n, x.s.p.cap, bend_of(x))
+                x.kernels.apply_curvature(part.a, part.out, q.vector, values, part.n, x.s.p.cap, bend_of(x))
             if converts:
                 ag_convert(x.s.variant, x.s.plan.tile_dtype == AG_FLOAT64, buffer, operand.dtype, to, part.n)
             if row.class_weight != NULL:
@@ -86,6 +106,8 @@ cdef void write_result(
         q.first, q.at_one = q.first + 1, q.at_one + 1
         if q.second != NULL:
             q.second += 1
+        if vectors != NULL:
+            q.others, q.at_max = q.others + 1, q.at_max + 1
 
 
 cdef ag_loss_rows row_of(const ag_loss_rows *rows, Py_ssize_t i) noexcept nogil:
@@ -101,7 +123,7 @@ cdef ag_loss_rows row_of(const ag_loss_rows *rows, Py_ssize_t i) noexcept nogil:
 cdef void store_hessian_at_targets(
     const CrossEntropy *x, Py_ssize_t count, Py_ssize_t begin, Py_ssize_t end, const Rows *r
 ) noexcept nogil:
-    """Store the diagonal of the Hessian at the targets of rows among elements begin to end, each rounded once."""
+    """Store the Hessian's result at the targets of rows among elements begin to end, each rounded once."""
     cdef const Operand *operand = &x.s.p.operands[A]
     cdef Py_ssize_t i, k, entry
     cdef double value

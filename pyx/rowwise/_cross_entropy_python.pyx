@@ -1,10 +1,12 @@
 """The cross-entropy of rows on the CPU: problems of validated calls, their results and workspaces."""
 
+import numpy as np
+
 cimport numpy as cnp
 from libc.string cimport memset
 
 from ascend_grad cimport _memory
-from ascend_grad._call cimport Call, Result
+from ascend_grad._call cimport HESSIAN_PRODUCT, Call, Result
 from ascend_grad._cross_entropy_rows cimport CrossEntropy, scale_of_all
 from ascend_grad._cross_entropy_schedule cimport (
     finish_without_rows,
@@ -49,6 +51,10 @@ cdef inline cnp.ndarray target_of(Call call):
     return <cnp.ndarray>call.values[call.operator.array_slots[1]]
 
 
+# Plans never read a vector.
+cdef char any_vector = 0
+
+
 cdef bint is_array(object argument) except -1:
     return argument is not None and cnp.PyArray_CheckExact(argument)
 
@@ -57,13 +63,18 @@ cdef list describe_loss(CrossEntropy *x, Call call, list results, bint with_valu
     """Fill in the options and the results of a loss, and return the arrays that hold them.
 
     Without `with_values`, the elements of arrays mean nothing. `results` has an array for each result that is requested.
+    A vector is described by `solve`.
     """
     cdef list held
     memset(x, 0, sizeof(CrossEntropy))
     held = set_options(&x.o, target_of(call), call, with_values)  # the check has copied the targets
+    x.o.is_double = dtype_of(input_of(call)) == AG_FLOAT64
+    if call.operator.kernels == HESSIAN_PRODUCT:
+        # The dtype of the vector follows from the plan, which asks whether there is one.
+        x.hessian, x.vector = <char *>data_of(results[0]), &any_vector
+        return held
     set_results(&x.o, results[:FULL])
     x.prob, x.hessian = <char *>data_of(results[FULL]), <char *>data_of(results[FULL + 1])
-    x.o.is_double = dtype_of(input_of(call)) == AG_FLOAT64
     x.return_grad = value(call, "return_grad")
     return held
 
@@ -126,6 +137,8 @@ cdef bint is_overwritten(Call call, cnp.ndarray out) except -1:
 
 cdef object compute(Call call, int threads):
     """Compute a validated call, and return its results."""
+    if call.operator.kernels == HESSIAN_PRODUCT:
+        return hessian_product(call, threads)
     cdef Results results = Results(call)
     cdef CrossEntropy x
     cdef Problem p
@@ -134,19 +147,45 @@ cdef object compute(Call call, int threads):
     if gradient is None:
         gradient = input_of(call)  # never written
     if describe_call(&p, call, &x, gradient):
-        solve(&x, &p, threads)
+        solve(&x, &p, threads, None, -1)
     else:
         finish_without_rows(&x)
     del held
     return results.deliver()
 
 
-cdef int solve(CrossEntropy *x, const Problem *p, int asked) except -1:
+cdef cnp.ndarray vector_of(Call call):
+    return <cnp.ndarray>value(call, "vector")
+
+
+cdef cnp.ndarray hessian_product(Call call, int threads):
+    """Compute the product of the Hessian and a vector, and return it."""
+    cdef CrossEntropy x
+    cdef Problem p
+    cdef cnp.ndarray result = (<Result>call.operator.result_specs[0]).allocate(call)
+    cdef list held = describe_loss(&x, call, [result], True)
+    if describe_call(&p, call, &x, input_of(call)):
+        solve(&x, &p, threads, vector_of(call), call.axis)
+    del held
+    return result
+
+
+cdef cnp.ndarray rows_of_vector(cnp.ndarray vector, int axis, int dtype):
+    """Return the rows of a vector in C order with the classes side by side, in a dtype of the host; a copy if necessary."""
+    with np.errstate(all="ignore"):
+        return np.require(np.moveaxis(vector, axis, -1) if cnp.PyArray_NDIM(vector) else vector, _dtypes[dtype], ["C", "A"])
+
+
+cdef int solve(CrossEntropy *x, const Problem *p, int asked, cnp.ndarray vector, int axis) except -1:
+    """Solve a problem. `vector` has its classes along `axis`, or is None."""
     cdef Plan serial                  # of the logits as they are; the loss may transform them
     cdef int threads = choose_threads(p, asked, &serial)
     cdef cnp.ndarray memory
     cdef double last_check = 0
     prepare_loss(x, p, threads)
+    if vector is not None:
+        vector = rows_of_vector(vector, axis, x.s.plan.tile_dtype)
+        x.vector = cnp.PyArray_BYTES(vector)
     memory = _memory.workspace(loss_workspace_size(x))
     _memory.check_layout(place_loss_workspace(x, _memory.aligned(cnp.PyArray_BYTES(memory))) + ALIGNMENT, memory)
     with nogil:
@@ -157,11 +196,21 @@ cdef int solve(CrossEntropy *x, const Problem *p, int asked) except -1:
 cdef Py_ssize_t copied_bytes(Call call) except -1:
     """Return the most bytes of arguments that are copied."""
     cdef Py_ssize_t size = 0
-    for name in call.operator.array_names[1:] + call.operator.optional_names:
+    for name in call.operator.array_names[1:2] + call.operator.optional_names:
         # Dense targets are read in place.
         if is_array(value(call, name)) and (name != "target" or dtype_of(value(call, name)) < 0):
             size += 8 * cnp.PyArray_SIZE(<cnp.ndarray>value(call, name))
+    if call.operator.kernels == HESSIAN_PRODUCT:
+        size += copied_vector_bytes(vector_of(call), dtype_of(input_of(call)), call.axis)
     return size
+
+
+cdef Py_ssize_t copied_vector_bytes(cnp.ndarray vector, int dtype, int axis) except -1:
+    """Return the most bytes of the copy that `rows_of_vector` makes. 16-bit tiles may have another dtype."""
+    cdef object rows = np.moveaxis(vector, axis, -1) if cnp.PyArray_NDIM(vector) else vector
+    if dtype_of(vector) == dtype and vector.dtype.itemsize > 2 and vector.dtype.isnative and rows.flags.c_contiguous and rows.flags.aligned:
+        return 0
+    return (8 if dtype == AG_FLOAT64 else 4) * cnp.PyArray_SIZE(vector)
 
 
 cdef list requested(Call call):
@@ -172,7 +221,7 @@ cdef list requested(Call call):
 cdef cnp.ndarray shape_of_gradient(Call call):
     """Return an array like the one that the gradient is computed into; it may have no memory."""
     cdef cnp.ndarray out = call.first_out
-    if not value(call, "return_grad"):
+    if call.operator.kernels == HESSIAN_PRODUCT or not value(call, "return_grad"):
         return input_of(call)
     if out is None:
         return without_memory(*call.specs[INPUT_GRAD])

@@ -35,7 +35,9 @@ ctypedef struct Rows:
     double *first                     # of the Hessian's diagonal with respect to the logits before the softcap
     double *second
     double *at_one
-    double *at_targets                # (K, pitch): the diagonal at the targets, if there is a softcap
+    double *at_targets                # (K, pitch): the result at the targets, if there is a softcap
+    double *others                    # sums of the exponentials times the vector, see ag_loss_quadratic; NULL: no vector
+    double *at_largest
     # Dense targets: sums of weights, and results at nearly certain entries, see ag_loss_rows.
     double *below
     double *at_max
@@ -60,7 +62,8 @@ ctypedef struct CrossEntropy:
     LossOptions o
     bint return_grad
     char *prob                        # (rows, V), in the dtype of the logits: the probabilities; NULL: not requested
-    char *hessian                     # (rows, V), likewise: the diagonal of the Hessian of the loss
+    char *hessian                     # (rows, V), likewise: the diagonal of the Hessian of the loss, or with a vector their product
+    const char *vector                # (rows, V), in the dtype of tiles; NULL: none
     # What follows from the options.
     double class_sum
     double class_scale                # see ag_class_scale; 1 without class weights
@@ -88,7 +91,8 @@ ctypedef struct CrossEntropy:
     Py_ssize_t buffer_size
     char *buffers                     # (threads, buffer_size), or (buffer_size,) if the problem is split
     ag_row_op sum                     # what SPLIT_SUM sums up
-    double *dense_sums                # (2, segments, rows): two of the three sums of dense targets, if the problem is split
+    bint sums_products                # it sums up the exponentials times the vector
+    double *further_sums              # (2, segments, rows): further sums of dense targets or of the vector, if the problem is split
 
 
 # Logits x become z = softcap tanh(logit_scale x / softcap) / temperature. A positive logit_scale without a softcap and the
@@ -161,7 +165,7 @@ cdef inline bint needs_gradient(const CrossEntropy *x) noexcept nogil:
 
 
 cdef inline bint bends(const CrossEntropy *x) noexcept nogil:
-    """Return whether the diagonal of the Hessian has a term of the softcap's second derivative."""
+    """Return whether the Hessian has terms of the softcap's second derivative."""
     return x.hessian != NULL and x.o.softcap > 0
 
 

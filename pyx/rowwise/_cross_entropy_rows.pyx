@@ -54,11 +54,14 @@ cdef void place_rows(const CrossEntropy *x, Rows *r, Arena *arena, char *base) n
     r.smoothing = <double *>arena_alloc(arena, size)
     r.slope = <double *>arena_alloc(arena, size) if x.o.grad_entropy != NULL else NULL
     r.reciprocal = <double *>arena_alloc(arena, size) if x.prob != NULL else NULL
-    r.first = r.second = r.at_one = r.at_targets = NULL
+    r.first = r.second = r.at_one = r.at_targets = r.others = r.at_largest = NULL
     if x.hessian != NULL:
         r.first = <double *>arena_alloc(arena, size)
         r.second = <double *>arena_alloc(arena, size)
         r.at_one = <double *>arena_alloc(arena, size)
+    if x.vector != NULL:
+        r.others = <double *>arena_alloc(arena, size)
+        r.at_largest = <double *>arena_alloc(arena, size)
     if bends(x):
         r.at_targets = <double *>arena_alloc(arena, x.o.target_count * x.pitch * sizeof(double))
     r.below = r.at_max = r.certain = r.at_certain = NULL
@@ -120,6 +123,9 @@ cdef Rows rows_from(const Rows *r, Py_ssize_t begin) noexcept nogil:
         part.first += begin
         part.second += begin
         part.at_one += begin
+    if part.others != NULL:
+        part.others += begin
+        part.at_largest += begin
     if part.at_targets != NULL:
         part.at_targets += begin
     if part.below != NULL:

@@ -171,13 +171,13 @@ cdef Py_ssize_t place_loss_workspace(CrossEntropy *x, char *base) noexcept nogil
     cdef Arena arena
     arena.base, arena.used = base, align_up(place_workspace(&x.s, base), ALIGNMENT)
     x.buffers = arena_alloc(&arena, x.buffer_size * (1 if x.s.plan.is_split else x.s.plan.threads))
-    x.kernel_weight = x.loss_terms = x.square_terms = x.dense_sums = NULL
-    if is_dense(&x.o) and x.s.plan.is_split:
-        x.dense_sums = <double *>arena_alloc(&arena, 2 * x.s.plan.segments * x.s.p.rows * sizeof(double))
+    x.kernel_weight = x.loss_terms = x.square_terms = x.further_sums = NULL
+    if (is_dense(&x.o) or x.vector != NULL) and x.s.plan.is_split:
+        x.further_sums = <double *>arena_alloc(&arena, 2 * x.s.plan.segments * x.s.p.rows * sizeof(double))
     x.predicted = x.o.outputs.predicted
     if x.o.class_weight != NULL and (x.needs_deficit or is_dense(&x.o)):
         x.kernel_weight = arena_alloc(&arena, x.s.p.n * (8 if x.o.is_double else 4))
-    if x.o.reduction != REDUCTION_NONE:
+    if x.o.reduction != REDUCTION_NONE or x.o.loss == NULL:
         x.loss_terms = <double *>arena_alloc(&arena, x.o.rows * sizeof(double))
         if has_square(&x.o):
             x.square_terms = <double *>arena_alloc(&arena, x.o.rows * sizeof(double))
@@ -212,7 +212,7 @@ cdef int reduce_losses(CrossEntropy *x, double *last_check) except -1 nogil:
             _tasks.check_signals(last_check)
     if x.o.outputs.correct != NULL:
         x.o.outputs.correct[0] = correct
-    if x.o.reduction != REDUCTION_NONE:
+    if x.o.loss != NULL and x.o.reduction != REDUCTION_NONE:
         write_reduced(&x.o, x.denominators, ag_sums_total_of_all(losses), ag_sums_total_of_all(squares))
     return 0
 

@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t
 
 from ascend_grad cimport _cpu, _tasks
 from ascend_grad._cross_entropy_finish cimport finish_rows
-from ascend_grad._cross_entropy_full cimport write_full_results
+from ascend_grad._cross_entropy_full cimport sum_products, write_full_results
 from ascend_grad._cross_entropy_rows cimport (
     CrossEntropy,
     Rows,
@@ -93,6 +93,8 @@ cdef void whole_rows(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Row
             x.predicted[r.numbers[i]] = find_place(
                 x, tile.a + i * tile.a_stride, x.s.p.n, r.max[i], r.rest[i]
             ) % x.s.p.n
+    if x.vector != NULL:
+        sum_products(x, tile, &rows, 0, r, r.others, r.at_largest)
     finish_rows(x, tile.rows, r)
     if has_full_results(x):
         write_full_results(x, tile, &rows, 0, r)
@@ -321,10 +323,12 @@ cdef void sum_split(const void *context, Py_ssize_t task, int thread) noexcept n
             rows = parameters(x, &r)
             rows.class_weight = weights_from(x, k)
             sums = &s.sums[segment * s.p.rows + begin]
-            if x.sum == AG_LOSS_EXP_OF_DENSE:
+            if x.sums_products:
+                sum_products(x, &tile, &rows, k, &r, sums, &x.further_sums[segment * s.p.rows + begin])
+            elif x.sum == AG_LOSS_EXP_OF_DENSE:
                 x.kernels.rows_dense(
-                    &tile, &rows, sums, &x.dense_sums[segment * s.p.rows + begin],
-                    &x.dense_sums[all_sums + segment * s.p.rows + begin]
+                    &tile, &rows, sums, &x.further_sums[segment * s.p.rows + begin],
+                    &x.further_sums[all_sums + segment * s.p.rows + begin]
                 )
             else:
                 x.kernels.rows_sum(&tile, x.sum, &rows, sums)
@@ -401,9 +405,20 @@ cdef void sum_dense_splits(CrossEntropy *x, Team *team, Rows *r) noexcept nogil:
     """Compute the three sums of dense targets of all rows of a problem that is split."""
     cdef double *sums = x.s.sums
     sum_splits(x, team, AG_LOSS_EXP_OF_DENSE, r.deficit)
-    x.s.sums, x.s.sum = x.dense_sums, r.below
+    x.s.sums, x.s.sum = x.further_sums, r.below
     run_phase(&x.s, team, COMBINE_SUM, x.s.p.rows)
-    x.s.sums, x.s.sum = x.dense_sums + x.s.plan.segments * x.s.p.rows, r.at_max
+    x.s.sums, x.s.sum = x.further_sums + x.s.plan.segments * x.s.p.rows, r.at_max
+    run_phase(&x.s, team, COMBINE_SUM, x.s.p.rows)
+    x.s.sums = sums
+
+
+cdef void sum_product_splits(CrossEntropy *x, Team *team, Rows *r) noexcept nogil:
+    """Compute the sums of the exponentials times the vector of all rows of a problem that is split."""
+    cdef double *sums = x.s.sums
+    x.sums_products = True
+    sum_splits(x, team, AG_LOSS_EXP, r.others)
+    x.sums_products = False
+    x.s.sums, x.s.sum = x.further_sums, r.at_largest
     run_phase(&x.s, team, COMBINE_SUM, x.s.p.rows)
     x.s.sums = sums
 
@@ -430,6 +445,8 @@ cdef void run_split_phases(CrossEntropy *x, Team *team) noexcept nogil:
         sum_splits(x, team, x.deficit_sum, r.deficit)
     if is_dense(&x.o):
         sum_dense_splits(x, team, &r)
+    if x.vector != NULL:
+        sum_product_splits(x, team, &r)
     if x.predicted != NULL:
         _tasks.run_phase(team, find_in_split, x, tasks, True)
         s.max = r.factor

@@ -103,6 +103,11 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         char *to
         const Py_ssize_t *numbers
         Py_ssize_t pitch
+        const char *vector
+        Py_ssize_t vector_pitch
+        double cap
+        const double *others
+        const double *at_max
 
     ctypedef struct ag_single_target_columns:
         const void *targets
@@ -151,6 +156,8 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         void (*rows_write)(const ag_tile *tile, const ag_loss_rows *rows) noexcept nogil
         void (*rows_quadratic)(const ag_tile *tile, const ag_loss_rows *rows,
                                const ag_loss_quadratic *quadratic) noexcept nogil
+        void (*rows_products)(const ag_tile *tile, const ag_loss_rows *rows, const ag_loss_quadratic *quadratic,
+                              double *others, double *at_max) noexcept nogil
         Py_ssize_t (*find)(const char *a, Py_ssize_t n, double value) noexcept nogil
         void (*columns_sum)(const ag_tile *tile, int is_rest, const double *max, double *sums, void *memory) noexcept nogil
         void (*columns_write)(const ag_tile *tile, const ag_loss_rows *rows, void *memory) noexcept nogil
@@ -165,7 +172,7 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         void (*single_target_strips)(const ag_tile *tile, const ag_single_target_columns *columns) noexcept nogil
         void (*transform)(char *x, Py_ssize_t n, double inner, double cap) noexcept nogil
         void (*apply_slopes)(const char *z, char *gradient, Py_ssize_t n, double cap) noexcept nogil
-        void (*apply_curvature)(const char *z, const char *gradient, char *h, Py_ssize_t n, double cap,
-                                double bend) noexcept nogil
+        void (*apply_curvature)(const char *z, const char *gradient, const char *vector, char *h, Py_ssize_t n,
+                                double cap, double bend) noexcept nogil
 
     const ag_loss_kernels *ag_rowwise_loss_kernels(ag_variant variant, ag_dtype dtype)

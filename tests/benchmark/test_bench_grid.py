@@ -17,7 +17,20 @@ from ascend_grad.bench import arrays, case, cases, charts, documents, frameworks
 from ascend_grad.bench import report as tables
 from ascend_grad.bench.case import IN_PLACE, LAYOUTS, LINEAR_MODES, MASKED, MAX_SUM, RANDOM, WHOLE, Case
 from ascend_grad.bench.measure import DisagreementError
-from ascend_grad.bench.results import ESTIMATE, NUMPY, OWN, PRODUCTS, STREAM, TORCH, Failure, Results, Row, side_of
+from ascend_grad.bench.results import (
+    CHAIN,
+    ESTIMATE,
+    NUMPY,
+    OWN,
+    PRODUCTS,
+    SKLEARN,
+    STREAM,
+    TORCH,
+    Failure,
+    Results,
+    Row,
+    side_of,
+)
 from ascend_grad.cli.main import main
 
 
@@ -84,6 +97,31 @@ def test_linear_problems_with_few_rows_or_classes():
     shapes = [problem.shape for problem in cases.draw(200, 0, case.LINEAR, max_rows=100)]
     assert all(min(rows, classes) <= 100 for rows, classes, _ in shapes)
     assert max(rows for rows, _, _ in shapes) > 1000 < max(classes for _, classes, _ in shapes)
+
+
+def test_classifiers():
+    problems = cases.few_classes(60, 3)
+    assert problems[:20] == cases.few_classes(20, 3)
+    for problem in problems:
+        assert problem.has_rivals
+        for length, (low, high) in zip(problem.shape, cases.FEW_CLASSES):
+            assert low <= length <= high
+
+
+def test_a_classifier_is_measured(hasty, monkeypatch):
+    monkeypatch.setattr(cases, "FEW_CLASSES", ((30, 60), (2, 6), (4, 9)))
+    for problem in cases.few_classes(3, 0):
+        row = measure.measure(problem, 1)
+        assert {OWN, "numpy", CHAIN} <= set(row.seconds)
+
+
+def test_scikit_learn_computes_the_same(monkeypatch):
+    pytest.importorskip("sklearn")
+    monkeypatch.setattr(cases, "FEW_CLASSES", ((30, 60), (3, 6), (4, 9)))
+    for problem in cases.few_classes(4, 0):
+        with measure.prepared(problem, 1) as comparison:
+            calls, _ = measure.agreeing(problem.name, comparison)
+        assert {OWN, *SKLEARN} <= set(calls)
 
 
 def test_names_tell_problems_apart():

@@ -58,7 +58,9 @@ def test_everything_occurs():
     without = ("softmax", "log_softmax", "rows", "loss_gradient")
     several = {(case, "library") for case in fuzzed_faults.STAGES if case not in without}
     libraries = {"numpy", *(library.name for library in DLPACK)}
-    expected = {*table.OPERATORS, *DTYPES, *libraries, *stages, *several, "in place", "beside", 0, 1, 2, 3}
+    # Products of the Hessian have random calls in test_cross_entropy_hvp.py.
+    operators = table.OPERATORS.keys() - {"cross_entropy_hvp"}
+    expected = {*operators, *DTYPES, *libraries, *stages, *several, "in place", "beside", 0, 1, 2, 3}
     assert expected <= set(seen)
 
 

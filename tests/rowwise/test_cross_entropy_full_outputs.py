@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import cross_entropy_oracles
 import hypothesis.strategies as st
 import numpy as np
@@ -12,6 +10,7 @@ from cross_entropy_oracles import (
     CERTAIN_SHAPES,
     GAPS,
     LAYOUTS,
+    OPTIONS_OF_SECOND_ORDER,
     PLACES,
     SHAPES,
     assert_right,
@@ -28,25 +27,11 @@ from samples import DTYPES
 import ascend_grad as ag
 
 BOTH = ("prob", "hessian_diag")
-#: Options, as `random_arguments` takes them.
-OPTIONS: tuple[dict[str, Any], ...] = (
-    {},
-    {"reduction": "sum", "label_smoothing": 0.1},
-    {"reduction": "none", "class_weight": "classes", "grad_loss": "rows"},
-    {"class_weight": "classes", "label_smoothing": 0.2, "temperature": 0.7, "lse_square_scale": 1e-2},
-    {"temperature": "rows", "token_weight": "rows", "lse_square_scale": -0.3},
-    {"denominator": 7.0, "token_weight": "rows", "grad_loss": -2.5},
-    {"logit_scale": -1.3, "lse_square_scale": 0.1},
-    {"logit_scale": 0.0},
-    {"softcap": 20.0},
-    {"softcap": 2.0, "logit_scale": -0.7, "temperature": "rows", "class_weight": "classes", "label_smoothing": 0.2},
-    {"softcap": 1.5, "lse_square_scale": 0.1, "reduction": "none", "grad_loss": "rows", "token_weight": "rows"},
-)
 
 
 def calls(key: object, shape: tuple[int, ...], axis: int, dtype: str):
     """Yield the arguments of calls with every option, and one target, several, or probabilities of all classes."""
-    for number, options in enumerate(OPTIONS):
+    for number, options in enumerate(OPTIONS_OF_SECOND_ORDER):
         for K, dense in ((0, None), (3, None), (0, dtype)):
             if K and number % 2:
                 options = {**options, "outputs": ("lse",)}

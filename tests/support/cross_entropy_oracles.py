@@ -14,7 +14,7 @@ from ascend_grad import LossResult
 
 LONG = np.longdouble
 #: Results of the shape of the logits.
-FULL = ("input_grad", "prob", "hessian_diag")
+FULL = ("input_grad", "prob", "hessian_diag", "product")
 
 
 def rows_last(array: Any, axis: int) -> np.ndarray:
@@ -45,6 +45,7 @@ def expected(
     grad_lse: np.ndarray | None = None,
     grad_log_prob: np.ndarray | None = None,
     grad_entropy: np.ndarray | None = None,
+    vector: np.ndarray | None = None,
     **_: Any,
 ) -> dict[str, np.ndarray]:
     """Return all results, row by row, from sums of probabilities as the definition has them."""
@@ -119,6 +120,14 @@ def expected(
             rest = np.where(shifted == 0, -np.expm1(log_p), 1 - p)
             results["input_grad"][i] = gradient * slope
             results["hessian_diag"][i] = g[i] * r[i] * p * (a * rest + second * p) * slope**2 + gradient * bend
+            if vector is not None:
+                v = rows_last(vector, axis)[i] * slope
+                mean = np.sum(p * v)
+                at = np.argmax(p)  # differences from its element keep their digits where p is almost 1
+                results["product"][i] = p * (a * (v - v[at] - np.sum(p * (v - v[at]))) + second * mean) * slope
+                results["product"][i] = (
+                    g[i] * r[i] * results["product"][i] + gradient * bend * rows_last(vector, axis)[i]
+                )
         of_lse, of_entropy = (each[i] for each in above)
         of_outputs = of_lse * p
         for k in np.flatnonzero((entries[i] != ignore_index) & (of_targets[i] != 0)):
@@ -199,6 +208,22 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "grad_lse": (None, "rows"),
     "grad_entropy": (None, "rows"),
 }
+
+
+#: Options of second derivatives, as `random_arguments` takes them.
+OPTIONS_OF_SECOND_ORDER: tuple[dict[str, Any], ...] = (
+    {},
+    {"reduction": "sum", "label_smoothing": 0.1},
+    {"reduction": "none", "class_weight": "classes", "grad_loss": "rows"},
+    {"class_weight": "classes", "label_smoothing": 0.2, "temperature": 0.7, "lse_square_scale": 1e-2},
+    {"temperature": "rows", "token_weight": "rows", "lse_square_scale": -0.3},
+    {"denominator": 7.0, "token_weight": "rows", "grad_loss": -2.5},
+    {"logit_scale": -1.3, "lse_square_scale": 0.1},
+    {"logit_scale": 0.0},
+    {"softcap": 20.0},
+    {"softcap": 2.0, "logit_scale": -0.7, "temperature": "rows", "class_weight": "classes", "label_smoothing": 0.2},
+    {"softcap": 1.5, "lse_square_scale": 0.1, "reduction": "none", "grad_loss": "rows", "token_weight": "rows"},
+)
 
 
 def random_options(data: st.DataObject, **further: tuple[Any, ...]) -> tuple[tuple[int, ...], int, dict[str, Any]]:

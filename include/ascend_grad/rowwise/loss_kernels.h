@@ -585,14 +585,17 @@ static void K(loss_apply_slopes)(const char *z, char *gradient, ptrdiff_t n, dou
     }
 }
 
-static void K(loss_apply_curvature)(const char *z, const char *gradient, char *h, ptrdiff_t n, double cap, double bend)
+static void K(loss_apply_curvature)(const char *z, const char *gradient, const char *vector, char *h, ptrdiff_t n, double cap,
+                                    double bend)
 {
     const V cap_v = V_(set1)((compute_t)cap), bend_v = V_(set1)((compute_t)bend), zero = {0};
     for (ptrdiff_t i = 0; i < n; i += VL) {
         const V value = K(loss_load_flat)(z, i, n) / cap_v, slope = 1 - value * value;
         const V g = K(loss_load_flat)(gradient, i, n), second = K(loss_load_flat)(h, i, n);
-        const V bent = V_(select)(g == 0, zero, g * slope * (bend_v * value));
-        K(loss_store_flat)(h + i * AG_SIZE, V_(select)(second == 0, zero, second * slope * slope) + bent, n - i);
+        const V other = vector ? K(loss_load_flat)(vector, i, n) : slope;
+        const V bent = g * slope * (bend_v * value), curved = second * slope;
+        const V all_bent = V_(select)(g == 0, zero, vector ? bent * other : bent);
+        K(loss_store_flat)(h + i * AG_SIZE, V_(select)(second == 0, zero, vector ? curved : curved * other) + all_bent, n - i);
     }
 }
 
@@ -605,6 +608,7 @@ static const ag_loss_kernels K(loss_table) AG_UNUSED = {
     .rows_dense = K(loss_rows_dense),
     .rows_write = K(loss_rows_write),
     .rows_quadratic = K(loss_rows_quadratic),
+    .rows_products = K(loss_rows_products),
     .find = K(loss_find),
     .columns_sum = K(loss_columns_sum),
     .columns_write = K(loss_columns_write),

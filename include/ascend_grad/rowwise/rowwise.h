@@ -182,12 +182,19 @@ typedef struct {
 } ag_loss_rows;
 
 /* Results that are quadratic in the exponentials e of rows: e (first + e second), and `at_one` where e is 1. Row r is written
- * at `to` + numbers[r] * pitch. It is 0 if the three numbers of the row are. */
+ * at `to` + numbers[r] * pitch. It is 0 if the three numbers of the row are.
+ *
+ * With a vector v for each row, the results are e (first v + second sum_u e_u v_u), and where e is 1,
+ * at_one v + second (sum_u e_u v_u - v). */
 typedef struct {
     const double *first, *second, *at_one; /* one number for each row; `second` NULL: 0 */
     char *to;
     const ptrdiff_t *numbers;
     ptrdiff_t pitch;                       /* bytes */
+    const char *vector;                    /* in the dtype of the tile, row r at numbers[r] * vector_pitch; NULL: none */
+    ptrdiff_t vector_pitch;                /* bytes */
+    double cap;                            /* factors v by 1 - (z / cap)^2; 0: no factor */
+    const double *others, *at_max;         /* results of rows_products: sums of e v where e is not 1, and where it is */
 } ag_loss_quadratic;
 
 /* Columns with one target each, a weight and label smoothing, and no other term of the loss: arguments and results of
@@ -239,6 +246,9 @@ typedef struct {
     void (*rows_write)(const ag_tile *tile, const ag_loss_rows *rows);
     /* Write results in the dtype of the tile. Like rows_write, it reads rows->cached, but not the tile's result. */
     void (*rows_quadratic)(const ag_tile *tile, const ag_loss_rows *rows, const ag_loss_quadratic *quadratic);
+    /* Sum up the products of the exponentials and the vectors over whole rows, or segments of them. It reads rows->cached. */
+    void (*rows_products)(const ag_tile *tile, const ag_loss_rows *rows, const ag_loss_quadratic *quadratic, double *others,
+                          double *at_max);
     /* Return the index of the first of n elements that equals `value`, or of the first NaN if that is NaN; n for none. */
     ptrdiff_t (*find)(const char *a, ptrdiff_t n, double value);
     /* Column kernels take one scale, tile->scale. They sum up one segment: AG_LOSS_EXP, or AG_LOSS_REST. */
@@ -266,8 +276,10 @@ typedef struct {
     /* Multiply gradients with respect to n such logits z by 1 - (z / cap)^2. A gradient of 0 stays 0. */
     void (*apply_slopes)(const char *z, char *gradient, ptrdiff_t n, double cap);
     /* Replace n second derivatives h with respect to such logits z by h s^2 + gradient s bend z / cap, where s is
-     * 1 - (z / cap)^2, and `bend` is the second derivative of the cap divided by s z / cap. */
-    void (*apply_curvature)(const char *z, const char *gradient, char *h, ptrdiff_t n, double cap, double bend);
+     * 1 - (z / cap)^2, and `bend` is the second derivative of the cap divided by s z / cap. With a vector v, h are products of
+     * the Hessian and s v: they become h s + gradient s bend z / cap v. NULL: no vector. */
+    void (*apply_curvature)(const char *z, const char *gradient, const char *vector, char *h, ptrdiff_t n, double cap,
+                            double bend);
 } ag_loss_kernels;
 
 /* The kernels of one operator, dtype and variant. The column kernels are NULL if the operator has none. */

@@ -1,0 +1,126 @@
+"""Test second derivatives of the loss of logits: products of the Hessian and vectors, by autograd and transforms."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+import ascend_grad.torch as agt
+from ascend_grad.torch.loss_operators import CROSS_ENTROPY, NUMBERS
+
+REDUCTIONS = ("mean", "sum", "none")
+TOLERANCES = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 1e-3}
+THIRD = "cross_entropy: the gradient cannot be differentiated once more"
+
+
+def problem_of(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0):
+    """Make logits, targets with an ignored one, class weights and a vector."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    target = torch.randint(0, shape[1], shape[:1] + shape[2:], generator=generator)
+    target.view(-1)[1] = -100
+    weight = torch.rand(shape[1], generator=generator, dtype=torch.float64).to(torch.float64)
+    return x, target, weight, torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("shape", [(5, 7), (3, 4, 6)])
+def test_double_backward(shape, reduction, dtype):
+    """The derivatives with respect to the logits and to the upstream gradient are those of PyTorch's loss."""
+    x, target, weight, vector = problem_of(shape, dtype)
+    above = torch.rand(target.shape if reduction == "none" else (), dtype=torch.float64).requires_grad_()
+    found = []
+    for function, leaf, classes in (
+        (agt.cross_entropy, x, weight.to(torch.float32)),
+        (functional.cross_entropy, x.detach().double().requires_grad_(), weight.to(torch.float32).double()),
+    ):
+        loss = function(leaf, target, weight=classes, reduction=reduction, label_smoothing=0.1)
+        (gradient,) = torch.autograd.grad((loss * above).sum(), leaf, create_graph=True)
+        found.append((gradient, *torch.autograd.grad((gradient * vector).sum(), (leaf, above))))
+    for own, right in zip(*found):
+        torch.testing.assert_close(own.double(), right, rtol=0, atol=20 * TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"softcap": 2.0, "logit_scale": 0.7},
+        {"lse_square_scale": 0.1, "label_smoothing": 0.2},
+        {"temperature": torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)},
+        {"token_weight": torch.tensor([0.5, 2.0, 0.0], dtype=torch.float64), "denominator": 3.0},
+    ],
+    ids=str,
+)
+def test_options_by_finite_differences(options):
+    x = problem_of((3, 5), torch.float64)[0]
+    target = torch.tensor([0, -100, 4])
+    assert torch.autograd.gradgradcheck(lambda x: agt.cross_entropy(x, target, **options), (x,))
+    dense = torch.rand(3, 5, dtype=torch.float64)
+    assert torch.autograd.gradgradcheck(lambda x: agt.cross_entropy(x, dense, **options), (x,))
+
+
+def test_functions_and_transforms_of_second_order():
+    x, target, _, vector = problem_of((3, 4), torch.float64)
+    x = x.detach()
+
+    def own(x):
+        return agt.cross_entropy(x, target, label_smoothing=0.1)
+
+    def right(x):
+        return functional.cross_entropy(x, target, label_smoothing=0.1)
+
+    hessian = torch.autograd.functional.hessian(right, x)
+    for found in (
+        torch.autograd.functional.hessian(own, x),
+        torch.autograd.functional.hessian(own, x, vectorize=True),
+        torch.func.jacrev(torch.func.grad(own))(x),
+    ):
+        torch.testing.assert_close(found, hessian)
+    for function in (torch.autograd.functional.hvp, torch.autograd.functional.vhp):
+        torch.testing.assert_close(function(own, x, vector), function(right, x, vector))
+    several = torch.stack([x, 2 * x, -x])
+
+    def penalty(function):
+        return torch.func.grad(lambda x: torch.func.grad(function)(x).square().sum())
+
+    torch.testing.assert_close(*(torch.vmap(penalty(function))(several) for function in (own, right)))
+
+
+def test_a_gradient_penalty_trains():
+    x, target, _, _ = problem_of((6, 5), torch.float64)
+    layer = [torch.nn.Linear(5, 4, dtype=torch.float64) for _ in range(2)]
+    layer[1].load_state_dict(layer[0].state_dict())
+    for function, each in zip((agt.cross_entropy, functional.cross_entropy), layer):
+        leaf = x.detach().requires_grad_()
+        loss = function(each(leaf), target % 4)
+        (gradient,) = torch.autograd.grad(loss, leaf, create_graph=True)
+        (loss + gradient.square().sum()).backward()
+    torch.testing.assert_close(layer[0].weight.grad, layer[1].weight.grad)
+
+
+def test_the_third_order_raises():
+    x, target, _, vector = problem_of((3, 4), torch.float64)
+    (gradient,) = torch.autograd.grad(agt.cross_entropy(x, target), x, create_graph=True)
+    (product,) = torch.autograd.grad((gradient * vector).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=THIRD):
+        product.sum().backward()
+
+
+def test_gradients_of_outputs_raise():
+    x, target, _, _ = problem_of((3, 4), torch.float64)
+    for name in ("lse", "entropy", "log_prob", "prob"):
+        found = agt.cross_entropy(x, target, outputs=(name,))
+        (gradient,) = torch.autograd.grad(getattr(found, name).sum() + found.loss, x, create_graph=True)
+        with pytest.raises(RuntimeError, match=THIRD):
+            gradient.sum().backward()
+
+
+def test_the_registered_product():
+    x, target, weight, vector = problem_of((5, 9), torch.float64)
+    given = {"input": x.detach(), "target": target % 9, "class_weight": weight, "dim": 1, "reduction": "mean"}
+    given |= {"ignore_index": -100, "input_grad": False, "outputs": []}
+    arguments = [*CROSS_ENTROPY.arguments({**NUMBERS, **given}), vector.requires_grad_()]
+    torch.library.opcheck(torch.ops.ascend_grad.cross_entropy_hvp.default, arguments)
