@@ -1,6 +1,6 @@
 """Inputs that are one row for all rows, expanded once a call: as dense rows that kernels read with stride 0.
 
-`_rowwise_plan` says which inputs are expanded. The row lies in the workspace of the schedule, in the dtype of the tiles.
+`_rowwise_plan` says which inputs are expanded. The row lies in the workspace of the schedule, in the dtype of tiles.
 """
 
 from ascend_grad._kernels cimport (
@@ -46,17 +46,19 @@ cdef void expand_row(const Operand *source, const Operand *row, Py_ssize_t n, ag
     cdef ag_dim one, elements
     cdef Py_ssize_t begin = 0
     cdef char *to
+    cdef char *copied
     one.length, one.to, one.from_ = 1, 0, 0
     elements.to, elements.from_ = source.itemsize, source.dim_stride
     while begin < n:
         elements.length = min(<Py_ssize_t>SEGMENT, n - begin)
         to = row.data + begin * row.itemsize
+        copied = to if source.dtype == row.dtype else <char *>values
         ag_copy_3d(
-            variant, <char *>values if source.dtype != row.dtype else to, source.data + begin * source.dim_stride, one, one,
-            elements, source.itemsize, source.swapped
+            variant, copied, source.data + begin * source.dim_stride, one, one, elements, source.itemsize,
+            source.swapped
         )
-        if source.dtype != row.dtype:
-            convert_inputs(variant, source.dtype, <const char *>values, row.dtype, to, elements.length)
+        if copied != to:
+            convert_inputs(variant, source.dtype, copied, row.dtype, to, elements.length)
         begin += elements.length
 
 

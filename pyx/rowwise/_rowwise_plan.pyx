@@ -173,7 +173,9 @@ cdef bint is_worth_expanding(const Problem *p, int which) noexcept nogil:
     cdef const Operand *operand = &p.operands[which]
     if p.rows < MANY_ROWS or not is_shared(p, which):
         return False
-    if operand.dim_stride == operand.itemsize and not operand.swapped and (which == MASK or choose_tile_dtype(p) == operand.dtype):
+    if operand.dim_stride == operand.itemsize and not operand.swapped and (
+        which == MASK or choose_tile_dtype(p) == operand.dtype
+    ):
         return False
     return p.n * sizeof(double) <= EXPANDED_BYTES
 
@@ -255,7 +257,9 @@ cdef bint is_used(const Problem *p, int operand) noexcept nogil:
 cdef bint is_direct(const Problem *p, int which, ag_dtype dtype, bint by_columns) noexcept nogil:
     """Return whether kernels for this dtype can read or write any range of an operand's rows in place."""
     cdef const Operand *operand = &p.operands[which]
-    if p.is_transformed or (p.axes > 1 and not is_shared(p, which)) or operand.swapped or (which != MASK and operand.dtype != dtype) or (which == MASK and by_columns):
+    if p.is_transformed or operand.swapped or (p.axes > 1 and not is_shared(p, which)):
+        return False
+    if (which == MASK and by_columns) or (which != MASK and operand.dtype != dtype):
         return False
     return (operand.strides[0] if by_columns else operand.dim_stride) == operand.itemsize
 

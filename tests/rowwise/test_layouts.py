@@ -141,9 +141,8 @@ def test_steps(step, dtype, cpu_engines):
     """Elements at a distance of a few others are copied to the same bits, along the rows and across them."""
     for shape, axis in [((37, 70), 1), ((5, 3, 1000), 2), ((41, 90), 0), ((3000, 9), 1)]:
         problem = random_problem("softmax_backward", shape, DTYPES[dtype], axis)
-        strided = [
-            laid_out(array, Layout(tuple(range(len(shape))), (*(1,) * (len(shape) - 1), step))) for array in problem.arrays
-        ]
+        layout = Layout(tuple(range(len(shape))), (*(1,) * (len(shape) - 1), step))
+        strided = [laid_out(array, layout) for array in problem.arrays]
         for engine in cpu_engines():
             assert_identical(engine(problem.replaced(*strided)), engine(problem))
             assert_identical(engine(problem.replaced(strided[0], problem.arrays[1])), engine(problem))
@@ -151,8 +150,9 @@ def test_steps(step, dtype, cpu_engines):
 
 @pytest.mark.parametrize("operator", UNMASKED)
 def test_inputs_that_repeat(operator, dtype, cpu_engines):
-    """Inputs that are one element in each row, or one row for all, have the bits of their copies, in any dtype of `out`."""
-    for shape, axis in [((40, 70), 1), ((40, 70), 0), ((5, 6, 130), 2), ((5, 130, 6), 1), ((3, 50, 9), 0), ((17, 6000), 1)]:
+    """Inputs that are one element in each row, or one row for all rows, have the bits of their copies."""
+    two, three = [((40, 70), 1), ((40, 70), 0), ((17, 6000), 1)], [((5, 6, 130), 2), ((5, 130, 6), 1), ((3, 50, 9), 0)]
+    for shape, axis in two + three:
         problem = random_problem(operator, shape, DTYPES[dtype], axis)
         rest = tuple(i for i in range(len(shape)) if i != axis)
         for axes in ((axis,), rest, rest[:1], tuple(range(len(shape)))):
