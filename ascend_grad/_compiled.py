@@ -53,6 +53,7 @@ from . import (  # noqa: F401
     _overlap,
     _rowwise_candidates,
     _rowwise_costs,
+    _rowwise_expanded,
     _rowwise_plan,
     _rowwise_python,
     _rowwise_schedule,

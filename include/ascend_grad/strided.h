@@ -20,6 +20,8 @@ typedef struct {
 #define AG_LOW_16 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define AG_HIGH_16 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 
+#define AG_ISA_BODY "simd/steps.h"
+#include "foreach_isa.h"
 #define AG_ISA_BODY "simd/copy.h"
 #include "foreach_isa.h"
 
@@ -55,6 +57,12 @@ static AG_UNUSED void ag_copy_rows(ag_variant variant, char *to, ptrdiff_t to_ro
         break;
     }
 #undef AG_COPY_SIZED
+}
+
+/* Return the longest step, in elements, that permutes copy to rows of n adjacent elements, or 0. */
+static AG_UNUSED int ag_longest_step(ag_variant variant, int itemsize, ptrdiff_t n)
+{
+    return AG_BY_VARIANT(variant, ag_longest_step, itemsize, n);
 }
 
 /* Copy a block of rows x n elements, of which each row is contiguous in the source or in the destination. */
@@ -108,7 +116,7 @@ AG_INLINE void ag_coalesce_dims(ag_dim *outer, ag_dim *inner)
 static AG_UNUSED void ag_copy_3d(ag_variant variant, char *to, const char *from, ag_dim x, ag_dim y, ag_dim z,
                                  int itemsize, int swapped)
 {
-    enum { SHORT = 8, CHUNK = 128 };
+    enum { SHORT = 8, SPLAT = 32, CHUNK = 128 };
     ag_dim t;
     /* Sort the dimensions so that the innermost one (z) has the smallest strides. */
     ag_sort_dims(&x, &y);
@@ -124,7 +132,8 @@ static AG_UNUSED void ag_copy_3d(ag_variant variant, char *to, const char *from,
             z = y, y = x, x = (ag_dim){1, 0, 0};
         }
     }
-    if (!swapped) {
+    /* A row that repeats one element is written by vectors of it, which is faster than a transpose from SPLAT elements on. */
+    if (!swapped && !(z.from == 0 && z.to == itemsize && z.length >= SPLAT)) {
         /* A transpose: z becomes the contiguous dimension of the source, y the one of the destination. */
         if (x.from == itemsize || x.to == itemsize) {
             if (z.from != itemsize && z.to != itemsize) t = x, x = z, z = t;

@@ -114,7 +114,7 @@ cdef bint is_plain(const Problem *p, Layout *layout, const ag_row_kernels *kerne
     """Return whether kernels compute a small problem best in place, and set the layout."""
     cdef Py_ssize_t inner = p.shape[p.axes - 1]
     cdef bint has_few_rows = p.rows < AG_STRIP_COLUMNS or not has_columns(p.op)
-    if _forced >= 0:
+    if _forced >= 0 or p.expands:
         return False
     if rows_fit(p) and (p.n >= PLAIN_ROW or p.rows == 1 or (has_few_rows and are_dense_rows(p))):
         layout[0] = ROWS

@@ -6,7 +6,7 @@ times a constant of the tables below.
 """
 
 from ascend_grad cimport _cpu
-from ascend_grad._kernels cimport AG_FLOAT64
+from ascend_grad._kernels cimport AG_FLOAT64, ag_longest_step
 from ascend_grad._memory cimport ceil_div, magnitude
 from ascend_grad._rowwise_kernels cimport AG_MAX_LANES, AG_PACKED_COLUMNS, AG_SEGMENT, AG_STRIP_COLUMNS
 from ascend_grad._rowwise_plan cimport (
@@ -39,6 +39,7 @@ NANOSECONDS[TILE_LINES_L3] = 2
 NANOSECONDS[LOOPS] = 1.3
 NANOSECONDS[MOVED_LINES] = 3
 NANOSECONDS[STRIDED] = 0.42
+NANOSECONDS[STEP_BYTES] = 0.008       # with vectors of 64 bytes
 NANOSECONDS[TRANSPOSED] = 0.28
 NANOSECONDS[TURNED] = 1.5
 NANOSECONDS[CONVERTED] = 0.1
@@ -141,13 +142,18 @@ cdef Memory memory_of(const Problem *p) noexcept nogil:
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 
+cdef double vector_ratio(const Plan *plan) noexcept nogil:
+    """Return how many vectors of the kernels have the bytes of the longest vectors."""
+    cdef Py_ssize_t lanes = plan.kernels.segment // AG_SEGMENT(1)
+    return (AG_MAX_LANES // 2 if plan.tile_dtype == AG_FLOAT64 else AG_MAX_LANES) / <double>lanes
+
+
 cdef double kernel_time(const Problem *p, const Plan *plan) noexcept nogil:
     """Return the nanoseconds of the arithmetic of all rows."""
     cdef Kernel kernel = FORWARD[<int>plan.tile_dtype] if is_forward(p.op) else BACKWARD[<int>plan.tile_dtype]
     cdef Py_ssize_t lanes = plan.kernels.segment // AG_SEGMENT(1), columns, width = plan.block_size
     cdef bint is_dense = are_dense_rows(p) if plan.layout == ROWS else True
-    cdef double slower = (AG_MAX_LANES // 2 if plan.tile_dtype == AG_FLOAT64 else AG_MAX_LANES) / <double>lanes
-    cdef double time
+    cdef double slower = vector_ratio(plan), time
     if plan.by_columns:
         columns = width
         if plan.layout == COLUMNS and not (width <= AG_PACKED_COLUMNS and p.operands[OUT].dim_stride == width * p.operands[OUT].itemsize):
@@ -177,6 +183,7 @@ cdef void count_copies(
     cdef int last = plan.axes[which].count - 1, axis
     cdef Py_ssize_t across = magnitude(plan.axes[which].strides[last]), along = magnitude(operand.dim_stride), stride
     cdef Py_ssize_t row_count = min(rows, plan.axes[which].shape[last])
+    cdef double slower = vector_ratio(plan)
     cdef bint is_last = True          # the nearest rows of the operand are adjacent in a tile of columns
     if plan.is_boxed:
         across, row_count = magnitude(operand.strides[p.axes - 1]), plan.box[p.axes - 1]
@@ -199,6 +206,10 @@ cdef void count_copies(
             counts[TURNED] += elements
     elif stride <= 2 * operand.itemsize and not operand.swapped:
         counts[MOVED_LINES] += elements * operand.itemsize / 64
+    elif which != OUT and not operand.swapped and stride % operand.itemsize == 0 and (
+        stride // operand.itemsize <= ag_longest_step(_cpu.active(), operand.itemsize, run)
+    ):
+        counts[STEP_BYTES] += elements * stride * slower
     else:
         counts[STRIDED] += elements
 

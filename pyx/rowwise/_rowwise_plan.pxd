@@ -38,6 +38,9 @@ ctypedef struct Problem:
     int axes                          # number of axes that index the rows, at least one
     Py_ssize_t[MAX_AXES] shape        # lengths of these axes, slowest first
     Operand[OPERANDS] operands
+    bint expands                      # whether any operand is expanded
+    bint[OPERANDS] is_expanded        # inputs of one row for all rows, which the workspace holds as kernels read it
+    Operand[OPERANDS] sources         # the inputs that are expanded, in the caller's memory
     double scale
     bint is_transformed               # gathered tiles hold cap tanh(inner x) of inputs x, or inner x if cap is 0
     double inner

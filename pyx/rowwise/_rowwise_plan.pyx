@@ -36,6 +36,9 @@ cdef enum:
     CACHED_TILE_BYTES = 4 << 20      # most bytes of all tiles for which inputs are gathered once for all phases
     TASK_ELEMENTS = 1 << 15           # elements of a task, approximately
     BOX_BYTES = 64                    # least contiguous bytes of an operand in a box: a cache line
+    # Least rows, and most bytes of a row, of an input that is expanded: one thread expands it before the others begin.
+    MANY_ROWS = 16
+    EXPANDED_BYTES = 128 << 10
 
 # ---- the problem -----------------------------------------------------------------------------------------------------
 
@@ -148,7 +151,44 @@ cdef bint describe(
             p.shape[axes] = shape[axis]
             axes += 1
     coalesce_dims(p, axes)
+    p.expands = False
+    for axis in range(OPERANDS):
+        p.is_expanded[axis] = is_used(p, axis) and axis != OUT and not is_loss(op) and is_worth_expanding(p, axis)
+        if p.is_expanded[axis]:
+            expand(p, axis)
     return True
+
+
+cdef bint is_shared(const Problem *p, int which) noexcept nogil:
+    """Return whether all rows of an operand are the same row in memory."""
+    cdef int axis
+    for axis in range(p.axes):
+        if p.operands[which].strides[axis]:
+            return False
+    return p.rows > 1
+
+
+cdef bint is_worth_expanding(const Problem *p, int which) noexcept nogil:
+    """Return whether an input is one row for all rows, which kernels cannot read in place."""
+    cdef const Operand *operand = &p.operands[which]
+    if p.rows < MANY_ROWS or not is_shared(p, which):
+        return False
+    if operand.dim_stride == operand.itemsize and not operand.swapped and (
+        which == MASK or choose_tile_dtype(p) == operand.dtype
+    ):
+        return False
+    return p.n * sizeof(double) <= EXPANDED_BYTES
+
+
+cdef void expand(Problem *p, int which) noexcept nogil:
+    """Replace an input by its one row in the workspace, which is placed and filled in by the schedule."""
+    cdef Operand *operand = &p.operands[which]
+    p.expands = True
+    p.sources[which] = operand[0]
+    if which != MASK:
+        operand.dtype = choose_tile_dtype(p)
+        operand.itemsize = ag_itemsize[<int>operand.dtype]
+    operand.data, operand.dim_stride, operand.swapped = NULL, operand.itemsize, False
 
 
 cdef void tile_at(const Problem *p, Py_ssize_t row, ag_tile *tile) noexcept nogil:
@@ -217,7 +257,9 @@ cdef bint is_used(const Problem *p, int operand) noexcept nogil:
 cdef bint is_direct(const Problem *p, int which, ag_dtype dtype, bint by_columns) noexcept nogil:
     """Return whether kernels for this dtype can read or write any range of an operand's rows in place."""
     cdef const Operand *operand = &p.operands[which]
-    if p.is_transformed or p.axes > 1 or operand.swapped or (which != MASK and operand.dtype != dtype) or (which == MASK and by_columns):
+    if p.is_transformed or operand.swapped or (p.axes > 1 and not is_shared(p, which)):
+        return False
+    if (which == MASK and by_columns) or (which != MASK and operand.dtype != dtype):
         return False
     return (operand.strides[0] if by_columns else operand.dim_stride) == operand.itemsize
 

@@ -14,7 +14,6 @@ from libc.string cimport memset
 
 from ascend_grad cimport _cpu, _openmp, _tasks, _threads
 from ascend_grad._kernels cimport (
-    AG_FLOAT32,
     AG_FLOAT64,
     ag_convert,
     ag_copy_3d,
@@ -26,11 +25,11 @@ from ascend_grad._kernels cimport (
     ag_sum,
     ag_sum_add,
     ag_sum_total,
-    ag_widen,
 )
 from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, aligned, arena_alloc, magnitude
 from ascend_grad._rowwise_candidates cimport choose_plan, is_computed_at_once, is_plain
 from ascend_grad._rowwise_costs cimport plain_time
+from ascend_grad._rowwise_expanded cimport convert_inputs, expand_rows, place_expanded
 from ascend_grad._rowwise_plan cimport (
     MASK,
     MAX_AXES,
@@ -72,7 +71,6 @@ cdef double LEAST_WORK = 15e3
 
 cdef enum:
     COMBINED_SUMS = 1 << 15           # most sums of segments that one thread combines alone
-    SEGMENT = 256                     # 16-bit elements that are converted to float64 together
 
 cdef Py_ssize_t SCRATCH_BYTES = align_up(AG_SCRATCH_BYTES, ALIGNMENT)
 
@@ -193,6 +191,7 @@ cdef Py_ssize_t place_workspace(Schedule *s, char *base) noexcept nogil:
     cdef Py_ssize_t owners = plan.wave * plan.splits if plan.caches_inputs else plan.threads
     cdef Arena arena
     arena.base, arena.used = base, 0
+    place_expanded(&s.p, &arena)
     s.scratch = arena_alloc(&arena, plan.threads * SCRATCH_BYTES if plan.by_columns else 0)
     s.tiles = arena_alloc(&arena, owners * plan.tiles_size)
     if plan.is_split:
@@ -437,27 +436,12 @@ cdef char *gather_operand(
     copy_elements(s, which, begin, end, k, length, pitch, tiles + s.plan.converted_tile if converts else to, False)
     if converts:
         convert_inputs(
-            s, operand.dtype, tiles + s.plan.converted_tile, to, pitch * (length if s.plan.by_columns else end - begin)
+            s.variant, operand.dtype, tiles + s.plan.converted_tile, s.plan.tile_dtype, to,
+            pitch * (length if s.plan.by_columns else end - begin)
         )
     if which == A and s.p.is_transformed:
         loss_kernels(s).transform(to, pitch * (end - begin), s.p.inner, s.p.cap)
     return to
-
-
-cdef void convert_inputs(const Schedule *s, ag_dtype dtype, const char *source, char *to, Py_ssize_t n) noexcept nogil:
-    """Convert n elements of another dtype to the tile's, which is float32 or float64."""
-    cdef float[SEGMENT] floats
-    cdef Py_ssize_t begin = 0, count
-    if s.plan.tile_dtype == AG_FLOAT32 and dtype != AG_FLOAT64:
-        ag_widen(s.variant, dtype, source, <float *>to, n)
-    elif s.plan.tile_dtype == AG_FLOAT32 or dtype == AG_FLOAT32:
-        ag_convert(s.variant, dtype == AG_FLOAT64, source, s.plan.tile_dtype, to, n)
-    else:
-        while begin < n:
-            count = min(<Py_ssize_t>SEGMENT, n - begin)
-            ag_widen(s.variant, dtype, source + 2 * begin, floats, count)
-            ag_convert(s.variant, False, floats, AG_FLOAT64, to + 8 * begin, count)
-            begin += count
 
 
 cdef void scatter(
@@ -619,6 +603,8 @@ cdef void run_phases(void *schedule, Team *team) noexcept nogil:
 
 cdef int run(Schedule *s, bint default_threads, double *last_check) except -1 nogil:
     """Solve the problem in its workspace; see `_tasks.run_team` for the arguments."""
+    if s.p.expands:
+        expand_rows(&s.p, s.variant)
     return _tasks.run_team(
         run_phases, s, s.plan.threads, default_threads, s.plan.threads * s.plan.cost, last_check
     )

@@ -88,6 +88,7 @@ cdef extern from "ascend_grad/strided.h" nogil:
 
     void ag_copy_3d(ag_variant variant, char *to, const char *source, ag_dim x, ag_dim y, ag_dim z, int itemsize,
                     int swapped)
+    int ag_longest_step(ag_variant variant, int itemsize, Py_ssize_t n)
     void ag_widen(ag_variant variant, ag_dtype dtype, const char *source, float *to, Py_ssize_t n)
     void ag_convert(ag_variant variant, int from_double, const void *source, ag_dtype dtype, char *to, Py_ssize_t n)
     void ag_stream_add(ag_variant variant, const float *a, const float *b, float *out, Py_ssize_t n,

@@ -3,6 +3,8 @@
  *
  *   cc -O2 -ffp-contract=off -Iinclude tests/c/selftest.c -o selftest -lm && ./selftest
  */
+#include <sys/mman.h>
+
 #include "ascend_grad/fpenv.h"
 #include "ascend_grad/rowwise/rowwise.h"
 #include "ascend_grad/strided.h"
@@ -232,13 +234,13 @@ static void test_copies(ag_variant variant)
         char *to_base = to + ROOM, *from_base = from + ROOM;
         /* Each dimension steps over the dimensions within it. Source and destination have independent orders. */
         const int first_to = (int)(3 * uniform()), first_from = (int)(3 * uniform());
-        for (int d = 0; d < 3; d++) dims[d].length = 1 + (ptrdiff_t)(uniform() < 0.5 ? 5 * uniform() : 21 * uniform());
+        for (int d = 0; d < 3; d++) dims[d].length = 1 + (ptrdiff_t)(uniform() < 0.5 ? 5 * uniform() : 50 * uniform());
         for (int d = 0; d < 3; d++) {
             ag_dim *dim = &dims[(first_to + d) % 3];
             dim->to = to_reach * (uniform() < 0.7 ? 1 : uniform() < 0.5 ? -1 : 2);
             to_reach = (dim->to < 0 ? -dim->to : dim->to) * dim->length;
             dim = &dims[(first_from + 2 * d) % 3];
-            dim->from = uniform() < 0.1 ? 0 : from_reach * (uniform() < 0.7 ? 1 : uniform() < 0.5 ? -1 : 2);
+            dim->from = uniform() < 0.1 ? 0 : from_reach * (uniform() < 0.7 ? 1 : (ptrdiff_t)(17 * uniform()) - 8);
             if (dim->from) from_reach = (dim->from < 0 ? -dim->from : dim->from) * dim->length;
         }
         if (to_reach >= ROOM || from_reach >= ROOM) continue;
@@ -257,6 +259,39 @@ static void test_copies(ag_variant variant)
         CHECK(memcmp(to, expected, sizeof to) == 0, "%s: copy of %td x %td x %td elements of %d bytes",
               ag_variant_names[variant], dims[0].length, dims[1].length, dims[2].length, size);
     }
+}
+
+/* Copies of rows with steps of all signs, which read nothing before the first element and nothing after the last one. */
+static void test_steps(ag_variant variant)
+{
+    enum { ROOM = 1 << 16 };
+    static char to[ROOM];
+    char *memory = mmap(NULL, 3 * ROOM, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *begin = memory + ROOM;
+    if (memory == MAP_FAILED || mprotect(begin, ROOM, PROT_READ | PROT_WRITE)) abort();
+    for (int i = 0; i < ROOM; i++) begin[i] = (char)(i * 37 + i / 251);
+    for (int size = 1; size <= 8; size *= 2) {
+        for (ptrdiff_t step = -9; step <= 9; step++) {
+            for (ptrdiff_t n = 1; n < 100; n++) {
+                const ptrdiff_t rows = 3, reach = (step < 0 ? -step : step) * (n - 1) * size, row = reach + 3 * size;
+                for (int at_end = 0; at_end < 2; at_end++) {
+                    const char *from = at_end ? begin + ROOM - (rows - 1) * row - reach - size : begin;
+                    if (step < 0) from += reach;
+                    memset(to, 0, sizeof to);
+                    ag_copy_rows(variant, to, (n + 2) * size, size, from, row, step * size, rows, n, size, 0);
+                    int differs = 0;
+                    for (ptrdiff_t r = 0; r < rows; r++) {
+                        for (ptrdiff_t k = 0; k < n + 2; k++) {
+                            static const char zeros[8];
+                            const char *expected = k < n ? from + r * row + k * step * size : zeros;
+                            differs |= memcmp(to + (r * (n + 2) + k) * size, expected, (size_t)size) != 0;
+                        }
+                    }
+                    CHECK(!differs, "%s: %td elements of %d bytes, step %td", ag_variant_names[variant], n, size, step);
+                }
+            }
+        }
+    }
+    munmap(memory, 3 * ROOM);
 }
 
 #if defined(AG_X86_64)
@@ -317,6 +352,7 @@ int main(void)
         }
         test_conversions(variant);
         test_copies(variant);
+        test_steps(variant);
         printf("%s: %ld checks, %ld failed\n", ag_variant_names[variant], checks, failures);
     }
     return failures != 0;

@@ -37,7 +37,7 @@ LAYERS = (
         "CPU schedules",
         (
             "loss/_loss_options xla/_xla_losses rowwise/_rowwise_plan rowwise/_rowwise_costs "
-            "rowwise/_rowwise_candidates rowwise/_rowwise_schedule "
+            "rowwise/_rowwise_candidates rowwise/_rowwise_expanded rowwise/_rowwise_schedule "
             "rowwise/_cross_entropy_rows rowwise/_cross_entropy_finish rowwise/_cross_entropy_full "
             "rowwise/_cross_entropy_tasks rowwise/_cross_entropy_schedule "
             "linear/_linear_grid linear/_linear_problem linear/_linear_plan linear/_linear_candidates "

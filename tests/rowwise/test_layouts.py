@@ -136,6 +136,55 @@ def test_blocks_of_columns_beyond_the_cache(operator, dtype, cpu_engine):
     assert_identical(cpu_engine(problem), cpu_engine(rows).T)
 
 
+@pytest.mark.parametrize("step", [-8, -5, -3, -2, 3, 4, 5, 6, 7, 8])
+def test_steps(step, dtype, cpu_engines):
+    """Elements at a distance of a few others are copied to the same bits, along the rows and across them."""
+    for shape, axis in [((37, 70), 1), ((5, 3, 1000), 2), ((41, 90), 0), ((3000, 9), 1)]:
+        problem = random_problem("softmax_backward", shape, DTYPES[dtype], axis)
+        layout = Layout(tuple(range(len(shape))), (*(1,) * (len(shape) - 1), step))
+        strided = [laid_out(array, layout) for array in problem.arrays]
+        for engine in cpu_engines():
+            assert_identical(engine(problem.replaced(*strided)), engine(problem))
+            assert_identical(engine(problem.replaced(strided[0], problem.arrays[1])), engine(problem))
+
+
+@pytest.mark.parametrize("operator", UNMASKED)
+def test_inputs_that_repeat(operator, dtype, cpu_engines):
+    """Inputs that are one element in each row, or one row for all rows, have the bits of their copies."""
+    two, three = [((40, 70), 1), ((40, 70), 0), ((17, 6000), 1)], [((5, 6, 130), 2), ((5, 130, 6), 1), ((3, 50, 9), 0)]
+    for shape, axis in two + three:
+        problem = random_problem(operator, shape, DTYPES[dtype], axis)
+        rest = tuple(i for i in range(len(shape)) if i != axis)
+        for axes in ((axis,), rest, rest[:1], tuple(range(len(shape)))):
+            for which in (slice(0, 1), slice(1, 2), slice(0, 2))[: 1 if len(problem.arrays) == 1 else 3]:
+                for layout in ((1, False), (3, False), (-2, False), (1, True)):
+                    check_repeats(problem, axes, which, *layout, cpu_engines)
+
+
+def check_repeats(problem, axes, which, step, swapped, cpu_engines) -> None:
+    arrays = list(problem.arrays)
+    for i in range(len(arrays))[which]:
+        small = arrays[i][tuple(slice(0, 1) if axis in axes else slice(None) for axis in range(arrays[i].ndim))]
+        layout = Layout(tuple(range(small.ndim)), (*(1,) * (small.ndim - 1), step), swapped=swapped)
+        arrays[i] = np.broadcast_to(laid_out(small, layout), problem.shape)
+    repeated = problem.replaced(*arrays)
+    copied = problem.replaced(*map(native_copy, arrays))
+    for engine in cpu_engines():
+        assert_identical(engine(repeated), engine(copied))
+        wide, expected = np.empty(problem.shape), np.empty(problem.shape)
+        engine(repeated, out=wide)
+        engine(copied, out=expected)
+        assert_identical(wide, expected)
+
+
+def test_one_row_of_a_mask_for_all(cpu_engine):
+    x, y = (np.random.default_rng(3).random((2, 3, 40, 70), np.float32) for _ in range(2))
+    row = np.random.default_rng(4).random(140) < 0.3
+    mask = np.broadcast_to(row[::2], (1, 1, 40, 70))
+    problem = Problem("scaled_masked_softmax_backward", (x, y, mask), {"scale": 0.5})
+    assert_identical(cpu_engine(problem), cpu_engine(problem.replaced(x, y, mask.copy())))
+
+
 @pytest.mark.parametrize("heads", [(5, 3), (1, 3), (5, 1), (1, 1)])
 @pytest.mark.parametrize("operator", MASKED)
 def test_large_masked_arrays(operator, dtype, heads, cpu_engine):

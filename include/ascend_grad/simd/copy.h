@@ -24,6 +24,10 @@
                                          ptrdiff_t from_row, ptrdiff_t from_step, ptrdiff_t rows, ptrdiff_t n,         \
                                          int swapped)                                                                  \
     {                                                                                                                  \
+        if (!swapped && to_step == size && from_step != 2 * size && /* a compiled loop is as fast for a step of 2 */   \
+            K(copy_steps_##size)(to, to_row, from, from_row, from_step, rows, n)) {                                    \
+            return;                                                                                                    \
+        }                                                                                                              \
         for (ptrdiff_t r = 0; r < rows; r++, to += to_row, from += from_row) {                                         \
             if (swapped) {                                                                                             \
                 if (to_step == size && from_step == size) K(run_##size)(to, size, from, size, n, 1);                   \
