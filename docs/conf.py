@@ -25,7 +25,13 @@ default_role = "py:obj"
 
 myst_heading_anchors = 3
 
-autodoc_mock_imports = ["dask", "jax", "torch"]  # which are large, and only bases and decorators here
+autodoc_mock_imports = [
+    "dask",
+    "jax",
+    "scipy",
+    "sklearn",
+    "torch",
+]  # which are large, and only bases and decorators here
 autodoc_typehints = "none"  # types stand in the docstrings, in words
 autodoc_member_order = "bysource"
 autosummary_generate = True

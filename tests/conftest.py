@@ -90,7 +90,14 @@ ABOUT_PACKAGES = {
         "docs/torch.md",
         *ABOUT_EVERY_DOOR,
     ),
-    "sklearn": ("tests/torch/test_import_last.py",),
+    "sklearn": (
+        "tests/torch/test_import_last.py",
+        "tests/fit/test_softmax_regression.py",
+        "ascend_grad/sklearn.py",
+        "docs/fitting.md",
+    ),
+    "lightgbm": ("tests/fit/test_lightgbm.py", "docs/fitting.md"),
+    "xgboost": ("tests/fit/test_xgboost.py", "docs/fitting.md"),
     "jax": (
         "tests/torch/test_import_last.py",
         "tests/jax",

@@ -64,6 +64,7 @@ LAYERS = (
     ("what compiled modules import", "_compiled"),
     ("the public interface", "ascend_grad"),
     ("losses over ranks", "parallel"),
+    ("objectives and estimators for other libraries", "objectives sklearn"),
     ("bounds on errors", "bounds"),
     ("demonstration", "demo"),
     ("tensors of PyTorch", "torch.tensors"),

@@ -12,7 +12,10 @@ import pytest
 import ascend_grad as ag
 
 
-@pytest.mark.parametrize(("library", "package"), [("torch", "torch"), ("jax", "jax"), ("dask", "'dask[array]'")])
+@pytest.mark.parametrize(
+    ("library", "package"),
+    [("torch", "torch"), ("jax", "jax"), ("dask", "'dask[array]'"), ("sklearn", "scikit-learn")],
+)
 def test_a_missing_library(library, package, run_script):
     script = f"""
         import sys

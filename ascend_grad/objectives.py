@@ -1,0 +1,315 @@
+"""Softmax objectives for other libraries: gradient boosting, and the optimisers of SciPy.
+
+>>> import numpy as np
+>>> from ascend_grad.objectives import xgboost_softmax
+>>> grad, hess = xgboost_softmax(np.array([0, 2]), np.zeros((2, 4), np.float32))
+>>> grad
+array([[-0.75,  0.25,  0.25,  0.25],
+       [ 0.25,  0.25, -0.75,  0.25]], dtype=float32)
+>>> hess[0]
+array([0.375, 0.375, 0.375, 0.375], dtype=float32)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .errors import ParamInvalidError
+from .operators.losses import cross_entropy, linear_cross_entropy
+
+__all__ = ["lightgbm_softmax", "scipy_multinomial", "xgboost_softmax"]
+
+#: The least second derivative that XGBoost passes to its trees.
+_XGBOOST_MIN_HESSIAN = 1e-16
+#: The `ignore_index` of calls that ignore no target: no label in float32 or float64 has this value.
+_NO_LABEL = -(2**62) - 1
+
+
+def xgboost_softmax(y_true: Any, y_pred: Any, sample_weight: ArrayLike | None = None) -> tuple[NDArray, NDArray]:
+    """Compute gradient and Hessian diagonal of the objective ``multi:softprob`` of XGBoost.
+
+    Pass the function as the objective::
+
+        xgboost.XGBClassifier(objective=xgboost_softmax, num_class=4)
+        xgboost.train({"num_class": 4}, data, obj=xgboost_softmax)
+
+    Parameters
+    ----------
+    y_true : array_like, shape (n_samples,)
+        The classes, from 0 on. `xgboost.train` passes the scores here instead.
+    y_pred : array_like, shape (n_samples, n_classes)
+        The scores before the softmax. `xgboost.train` passes its DMatrix here, which has classes and weights.
+    sample_weight : array_like, shape (n_samples,), optional
+        Factors of the rows' gradients and second derivatives.
+
+    Returns
+    -------
+    grad, hess : ndarray, shape (n_samples, n_classes)
+        With the probabilities :math:`p` of a row of weight :math:`r` they are :math:`r (p_v - [v = y])` and
+        :math:`\\max(2 r p_v (1 - p_v), 10^{-16})`, in the dtype of the scores.
+
+    Notes
+    -----
+    XGBoost starts its own objective from the shares of the classes, but a custom objective from equal scores. To
+    compare them, pass the same ``base_score``. The training with a custom objective has no default metric for
+    validation data: name one that takes probabilities of the scores, or compute it from ``output_margin=True``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ascend_grad.objectives import xgboost_softmax
+    >>> grad, hess = xgboost_softmax(np.array([1]), np.zeros((1, 2)), sample_weight=np.array([2.0]))
+    >>> grad, hess
+    (array([[ 1., -1.]]), array([[1., 1.]]))
+    """
+    scores, labels, weight = _training_data("xgboost_softmax", y_true, y_pred, sample_weight)
+    _, grad, hess = cross_entropy(
+        scores, labels, reduction="sum", token_weight=weight, ignore_index=_NO_LABEL, outputs=("hessian_diag",)
+    )
+    hess *= 2
+    return grad, np.maximum(hess, _XGBOOST_MIN_HESSIAN, out=hess)
+
+
+def lightgbm_softmax(y_true: Any, y_pred: Any, weight: ArrayLike | None = None) -> tuple[NDArray, NDArray]:
+    """Compute gradient and Hessian diagonal of the objective ``multiclass`` of LightGBM.
+
+    Pass the function as the objective::
+
+        lightgbm.LGBMClassifier(objective=lightgbm_softmax)
+        lightgbm.train({"objective": lightgbm_softmax, "num_class": 4}, data)
+
+    Parameters
+    ----------
+    y_true : array_like, shape (n_samples,)
+        The classes, from 0 on. `lightgbm.train` passes the scores here instead.
+    y_pred : array_like, shape (n_samples, n_classes)
+        The scores before the softmax, in C or Fortran order. `lightgbm.train` passes its Dataset here, which has
+        classes and weights.
+    weight : array_like, shape (n_samples,), optional
+        Factors of the rows' gradients and second derivatives.
+
+    Returns
+    -------
+    grad, hess : ndarray of float32, shape (n_samples, n_classes)
+        With the probabilities :math:`p` of a row of weight :math:`r` and :math:`K` classes they are
+        :math:`r (p_v - [v = y])` and :math:`r p_v (1 - p_v) K / (K - 1)`, computed in the dtype of the scores and
+        rounded once. They are in Fortran order, which LightGBM takes without a copy.
+
+    Notes
+    -----
+    LightGBM starts its own objective from the shares of the classes (``boost_from_average``), but a custom objective
+    from scores of 0. To start from the shares, pass their logarithms as ``init_score``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ascend_grad.objectives import lightgbm_softmax
+    >>> grad, hess = lightgbm_softmax(np.array([1]), np.zeros((1, 2)))
+    >>> grad, hess
+    (array([[ 0.5, -0.5]], dtype=float32), array([[0.5, 0.5]], dtype=float32))
+    """
+    scores, labels, weight = _training_data("lightgbm_softmax", y_true, y_pred, weight)
+    classes = scores.shape[1]
+    exact = cross_entropy(scores, labels, reduction="sum", ignore_index=_NO_LABEL).input_grad
+    grad = np.empty(scores.shape, np.float32, order="F")
+    hess = np.empty_like(grad)
+    # The magnitude of the gradient is p, or 1 - p at the target: both give p (1 - p). The loop over classes keeps each
+    # class, which is contiguous in LightGBM's scores, in the cache.
+    for source, grad_of_class, hess_of_class in zip(exact.T, grad.T, hess.T):
+        magnitude = np.abs(source)
+        factor = 1 - magnitude
+        factor *= classes / (classes - 1)
+        if weight is not None:
+            factor *= weight
+            source = source * weight
+        grad_of_class[:] = source
+        np.multiply(magnitude, factor, out=hess_of_class, casting="same_kind")
+    return grad, hess
+
+
+def _training_data(function: str, y_true: Any, y_pred: Any, weight: Any) -> tuple[NDArray, NDArray, NDArray | None]:
+    """Return scores, classes and weights, whether they come as arrays or as scores and a data set of the booster."""
+    if hasattr(y_pred, "get_label"):
+        y_true, y_pred, weight = y_pred.get_label(), y_true, y_pred.get_weight()
+    scores = np.asarray(y_pred)
+    if scores.ndim != 2 or scores.shape[1] < 2:
+        raise ParamInvalidError(
+            f"{function}: y_pred: expected scores of shape (n_samples, n_classes) of at least 2 classes (num_class), "
+            f"got shape {scores.shape}"
+        )
+    if weight is not None:
+        weight = np.asarray(weight)
+        weight = weight if weight.size else None  # XGBoost's data sets without weights
+    return scores, np.asarray(y_true).astype(np.int64), weight
+
+
+class scipy_multinomial:
+    """Compute the objective of a multinomial logistic regression for `scipy.optimize.minimize`.
+
+    The objective is the mean cross-entropy of the rows, plus half of `l2` times the sum of the squared coefficients::
+
+        problem = scipy_multinomial(X, y, l2=1e-3)
+        fit = scipy.optimize.minimize(problem.fun, problem.x0, jac=problem.jac, method="L-BFGS-B")
+        coef, intercept = problem.unpack(fit.x)
+
+    Parameters
+    ----------
+    X : array_like, shape (n_samples, n_features)
+        The features, float32 or float64. Other numbers become float64.
+    y : array_like of int, shape (n_samples,)
+        The classes, from 0 on.
+    n_classes : int, optional
+        The number of classes; default: the largest class plus 1.
+    sample_weight : array_like, shape (n_samples,), optional
+        Factors of the rows' losses, by whose sum the mean divides.
+    l2 : float, default 0.0
+        The factor of the penalty, which leaves out the intercepts. scikit-learn's `C` is ``1 / (l2 * n_samples)``.
+    fit_intercept : bool, default True
+        Whether each class has an intercept.
+    reference_class : bool, default False
+        Whether the coefficients and the intercept of class 0 are fixed at 0, as in statsmodels' ``MNLogit``.
+    num_threads : int, optional
+        Number of threads, as in `linear_cross_entropy`.
+
+    Attributes
+    ----------
+    x0 : ndarray of float64
+        The coefficients and intercepts to start from, all 0.
+
+    Notes
+    -----
+    The vector of the optimiser has the coefficients of one class after another, then the intercepts. `fun` and `jac`
+    compute both results and keep them for the next call with the same vector. Sums over rows of float32 are rounded to
+    float32 only in the gradient, so that L-BFGS can tell losses apart that differ little.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ascend_grad.objectives import scipy_multinomial
+    >>> problem = scipy_multinomial(np.array([[0.0], [1.0], [2.0]]), np.array([0, 1, 1]))
+    >>> round(problem.fun(problem.x0), 3)
+    0.693
+    >>> problem.jac(problem.x0).round(3)
+    array([ 0.5  , -0.5  ,  0.167, -0.167])
+    """
+
+    def __init__(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        *,
+        n_classes: int | None = None,
+        sample_weight: ArrayLike | None = None,
+        l2: float = 0.0,
+        fit_intercept: bool = True,
+        reference_class: bool = False,
+        num_threads: int | None = None,
+    ) -> None:
+        features, target = np.asarray(X), np.asarray(y)
+        if features.ndim != 2 or features.dtype.kind not in "fiub":
+            raise ParamInvalidError(
+                f"scipy_multinomial: X: expected numbers of shape (n_samples, n_features), got {features.dtype} of "
+                f"shape {features.shape}"
+            )
+        if target.shape != features.shape[:1] or target.dtype.kind not in "iu" or not target.size or target.min() < 0:
+            raise ParamInvalidError(
+                f"scipy_multinomial: y: expected classes from 0 on, integers of shape {features.shape[:1]}, got "
+                f"{target.dtype} of shape {target.shape}"
+            )
+        self._features = features if features.dtype.kind == "f" else features.astype(np.float64)
+        self._target = target
+        self._row_weight = None if sample_weight is None else np.asarray(sample_weight)
+        self._total = float(len(target) if self._row_weight is None else self._row_weight.sum(dtype=np.float64))
+        self._fitted_from = int(reference_class)  # the first class with coefficients
+        classes = int(target.max()) + 1 if n_classes is None else n_classes
+        self._shape = classes, features.shape[1]
+        self._l2, self._fit_intercept, self._num_threads = l2, fit_intercept, num_threads
+        self.x0 = np.zeros((classes - self._fitted_from) * (features.shape[1] + fit_intercept))
+        self._known: tuple[NDArray, float, NDArray] | None = None
+
+    def fun(self, w: NDArray) -> float:
+        """Return the objective.
+
+        Parameters
+        ----------
+        w : ndarray, shape of `x0`
+            The coefficients and intercepts.
+
+        Returns
+        -------
+        float
+            The mean loss and the penalty.
+        """
+        return self._computed(w)[1]
+
+    def jac(self, w: NDArray) -> NDArray:
+        """Return the gradient of the objective.
+
+        Parameters
+        ----------
+        w : ndarray, shape of `x0`
+            The coefficients and intercepts.
+
+        Returns
+        -------
+        ndarray of float64, shape of `x0`
+            The gradient.
+        """
+        return self._computed(w)[2].copy()
+
+    def unpack(self, w: NDArray) -> tuple[NDArray, NDArray]:
+        """Return the coefficients and the intercepts of all classes.
+
+        Parameters
+        ----------
+        w : ndarray, shape of `x0`
+            The coefficients and intercepts, such as ``fit.x``.
+
+        Returns
+        -------
+        coef : ndarray, shape (n_classes, n_features)
+            The coefficients, in the dtype of `X`.
+        intercept : ndarray, shape (n_classes,)
+            The intercepts, 0 without `fit_intercept`.
+        """
+        classes, features = self._shape
+        first = self._fitted_from
+        count = (classes - first) * features
+        coef, intercept = np.zeros(self._shape, self._features.dtype), np.zeros(classes, self._features.dtype)
+        coef[first:] = w[:count].reshape(-1, features)
+        if self._fit_intercept:
+            intercept[first:] = w[count:]
+        return coef, intercept
+
+    def _computed(self, w: NDArray) -> tuple[NDArray, float, NDArray]:
+        """Return a copy of the vector with its objective and gradient."""
+        known = self._known
+        if known is None or not np.array_equal(known[0], w):
+            self._known = known = np.array(w, np.float64), *self._compute(w)
+        return known
+
+    def _compute(self, w: NDArray) -> tuple[float, NDArray]:
+        coef, intercept = self.unpack(w)
+        result = linear_cross_entropy(
+            self._features,
+            coef,
+            self._target,
+            bias=intercept if self._fit_intercept else None,
+            token_weight=self._row_weight,
+            reduction="none",  # the losses of rows are added up in float64
+            output_mask=(False, True),
+            num_threads=self._num_threads,
+        )
+        first = self._fitted_from
+        gradient = np.empty(self.x0.shape)
+        count = coef[first:].size
+        gradient[:count] = result.weight_grad[first:].ravel()
+        if self._fit_intercept:
+            gradient[count:] = result.bias_grad[first:]
+        gradient /= self._total
+        gradient[:count] += self._l2 * w[:count]
+        penalty = self._l2 * float(w[:count] @ w[:count]) / 2
+        return float(result.loss.sum(dtype=np.float64)) / self._total + penalty, gradient

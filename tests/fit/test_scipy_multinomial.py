@@ -1,0 +1,115 @@
+"""Test the objective for optimisers of SciPy: values, gradients, and fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from samples import generator
+from scipy.optimize import approx_fprime, minimize
+from scipy.special import log_softmax
+
+import ascend_grad as ag
+from ascend_grad import objectives
+from ascend_grad.objectives import scipy_multinomial
+
+N, FEATURES, K = 80, 3, 4
+
+
+def problem(dtype: str = "float64") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    random = generator("scipy_multinomial", dtype)
+    X = random.normal(size=(N, FEATURES))
+    y = (X @ random.normal(size=(FEATURES, K)) + random.gumbel(size=(N, K))).argmax(axis=1)
+    return X.astype(dtype), y, random.random(N)
+
+
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"l2": 0.3},
+    {"fit_intercept": False, "l2": 0.1},
+    {"reference_class": True},
+    {"reference_class": True, "fit_intercept": False, "l2": 0.2},
+    {"n_classes": K + 2},
+)
+
+
+def formula(w: np.ndarray, X: np.ndarray, y: np.ndarray, weight: np.ndarray, options: dict[str, Any]) -> float:
+    classes = options.get("n_classes", K)
+    first = int(options.get("reference_class", False))
+    count = (classes - first) * FEATURES
+    coef = np.vstack([np.zeros((first, FEATURES)), w[:count].reshape(-1, FEATURES)])
+    intercept = np.append(np.zeros(first), w[count:]) if options.get("fit_intercept", True) else np.zeros(classes)
+    log_p = log_softmax(X @ coef.T + intercept, axis=1)[np.arange(N), y]
+    return -(weight @ log_p) / weight.sum() + options.get("l2", 0) / 2 * np.sum(coef**2)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_values(options, weighted, dtype):
+    X, y, weight = problem(dtype)
+    found = scipy_multinomial(X, y, sample_weight=weight if weighted else None, **options)
+    w = generator("point", len(found.x0)).normal(size=len(found.x0))
+    wide = X.astype(np.float64), y, weight if weighted else np.ones(N), options
+    tolerance = 1e-12 if dtype == "float64" else 1e-5
+    assert found.fun(w) == pytest.approx(formula(w, *wide), rel=tolerance)
+    gradient = found.jac(w)
+    assert gradient.dtype == np.float64
+    np.testing.assert_allclose(gradient, approx_fprime(w, formula, 1e-7, *wide), atol=1e-5)
+
+
+@pytest.mark.parametrize("reference_class", [False, True])
+def test_a_fit(reference_class):
+    X, y, _ = problem()
+    found = scipy_multinomial(X, y, l2=1e-3, reference_class=reference_class)
+    fit = minimize(found.fun, found.x0, jac=found.jac, method="L-BFGS-B", options={"ftol": 0, "gtol": 1e-8})
+    assert np.abs(found.jac(fit.x)).max() < 1e-7
+    coef, intercept = found.unpack(fit.x)
+    assert coef.shape == (K, FEATURES)
+    # The intercepts have no penalty, so that the mean probability of each class is the share of its samples.
+    np.testing.assert_allclose(ag.softmax(X @ coef.T + intercept).mean(axis=0), np.bincount(y) / N, atol=1e-6)
+    if reference_class:
+        assert not np.any(coef[0])
+        assert intercept[0] == 0
+
+
+def test_both_results_are_computed_once(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        objectives, "linear_cross_entropy", lambda *a, **k: calls.append(1) or ag.linear_cross_entropy(*a, **k)
+    )
+    X, y, _ = problem()
+    found = scipy_multinomial(X, y)
+    point = found.x0.copy()
+    first = found.fun(point), found.jac(point)
+    assert len(calls) == 1
+    first[1][:] = 0  # the caller may change its gradient
+    assert np.any(found.jac(point))
+    point += 1  # the same array with other numbers
+    point[0] = 3
+    assert found.fun(point) != first[0]
+    assert len(calls) == 2
+
+
+def test_integers_become_float64():
+    X = np.arange(6).reshape(3, 2)
+    found = scipy_multinomial(X, [0, 1, 1])
+    assert found.unpack(found.x0)[0].dtype == np.float64
+    assert found.fun(found.x0) == pytest.approx(np.log(2))
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "name"),
+    [
+        (np.zeros(3), np.zeros(3, int), "X"),
+        (np.zeros((3, 2), complex), np.zeros(3, int), "X"),
+        (np.zeros((3, 2)), np.zeros(2, int), "y"),
+        (np.zeros((3, 2)), np.zeros(3), "y"),
+        (np.zeros((3, 2)), np.array([0, -100, 1]), "y"),
+        (np.zeros((0, 2)), np.zeros(0, int), "y"),
+    ],
+)
+def test_refused(X, y, name):
+    with pytest.raises(ag.ParamInvalidError, match=f"scipy_multinomial: {name}: expected"):
+        scipy_multinomial(X, y)

@@ -1,0 +1,113 @@
+"""Test the estimator: the checks of scikit-learn, and the coefficients of `LogisticRegression`."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from fit_samples import classified
+from samples import generator
+from scipy import sparse
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.linear_model import LogisticRegression
+from sklearn.utils import get_tags
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from ascend_grad.sklearn import SoftmaxRegression
+
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"C": 0.01},
+    {"C": np.inf},
+    {"fit_intercept": False},
+    {"class_weight": "balanced"},
+    {"class_weight": {0: 0.5, 1: 3.0}},
+)
+
+
+# Some data of the checks are not separable by a line, or are separable without a penalty.
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore:divide by zero encountered:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@parametrize_with_checks([SoftmaxRegression(), SoftmaxRegression(C=0.1, class_weight="balanced", warm_start=True)])
+def test_checks_of_scikit_learn(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("classes", [2, 5])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_coefficients(options, classes, dtype, weighted):
+    X, y = classified(600, 7, classes, dtype)
+    weight = generator("weights").random(len(y)) if weighted else None
+    ours, theirs = (
+        model(**options, tol=1e-10 if dtype == "float64" else 1e-5, max_iter=1000).fit(X, y, sample_weight=weight)
+        for model in (SoftmaxRegression, LogisticRegression)
+    )
+    tolerance = 1e-6 if dtype == "float64" else 2e-3
+    for name in ("coef_", "intercept_"):
+        found, right = getattr(ours, name), getattr(theirs, name)
+        assert (found.shape, found.dtype) == (right.shape, right.dtype)
+        np.testing.assert_allclose(found, right, rtol=tolerance, atol=tolerance)
+    assert ours.n_iter_.shape == theirs.n_iter_.shape
+    np.testing.assert_array_equal(ours.classes_, theirs.classes_)
+    for name in ("decision_function", "predict_proba", *(["predict_log_proba"] if dtype == "float64" else [])):
+        found, right = getattr(ours, name)(X), getattr(theirs, name)(X)
+        assert (found.shape, found.dtype) == (right.shape, right.dtype)
+        np.testing.assert_allclose(found, right, rtol=10 * tolerance, atol=10 * tolerance)
+    assert np.mean(ours.predict(X) == theirs.predict(X)) > 0.99
+    assert ours.score(X, y) == pytest.approx(theirs.score(X, y), abs=0.01)
+
+
+def test_the_default_stops_where_logistic_regression_stops():
+    X, y = classified(2000, 10, 4)
+    ours, theirs = SoftmaxRegression().fit(X, y), LogisticRegression().fit(X, y)
+    np.testing.assert_array_equal(ours.n_iter_, theirs.n_iter_)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-9)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("fit_intercept", [False, True])
+def test_a_warm_start(classes, fit_intercept):
+    X, y = classified(600, 7, classes)
+    model = SoftmaxRegression(fit_intercept=fit_intercept, tol=1e-6, warm_start=True)
+    first = model.fit(X, y).n_iter_[0]
+    assert model.fit(X, y).n_iter_[0] < min(first, 3)
+    with pytest.raises(ValueError, match=f"warm_start: .* {classes} classes and 6 features"):
+        model.fit(X[:, :6], y)
+    with pytest.raises(ValueError, match=r"warm_start: .* 3 classes and 7 features"):
+        model.fit(X, np.arange(len(y)) % 3)
+
+
+def test_names_of_classes():
+    X, y = classified(300, 4, 3)
+    names = np.array(["red", "green", "blue"])[y]
+    model = SoftmaxRegression().fit(X, names)
+    assert model.classes_.tolist() == ["blue", "green", "red"]
+    assert set(model.predict(X)) <= set(names)
+    assert model.score(X, names) > 0.6
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(X), model.predict(X))
+
+
+def test_sparse_data_are_refused():
+    X, y = classified(30, 4, 3)
+    assert not get_tags(SoftmaxRegression()).input_tags.sparse
+    with pytest.raises(TypeError, match="dense data is required"):
+        SoftmaxRegression().fit(sparse.csr_array(X), y)
+
+
+def test_errors():
+    X, y = classified(30, 4, 3)
+    with pytest.raises(NotFittedError):
+        SoftmaxRegression().predict(X)
+    with pytest.raises(ValueError, match="at least 2 classes, got one class: red"):
+        SoftmaxRegression().fit(X, ["red"] * 30)
+    for options in ({"C": 0}, {"tol": -1}, {"max_iter": 1.5}, {"class_weight": "even"}):
+        with pytest.raises(ValueError, match=f"The '{next(iter(options))}' parameter"):
+            SoftmaxRegression(**options).fit(X, y)
+    with pytest.warns(ConvergenceWarning, match="max_iter=2"):
+        SoftmaxRegression(max_iter=2).fit(X, y)
