@@ -19,12 +19,12 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 DOCUMENTS = (
     ROOT / "README.md",
-    *(DOCS / f"{name}.md" for name in ("benchmark", "development/benchmark", "torch", "scaling")),
+    *(DOCS / f"{name}.md" for name in ("benchmark", "development/benchmark", "fitting", "torch", "scaling")),
 )
 #: The pictures, which are drawn into the folder of the pages when these are built.
 CHART, GRID_CHART = "benchmark.svg", "grid.svg"
 #: The results in the source tree, by the names of their files. Names of results of random problems contain the seed.
-KEPT = ("speed", "accuracy", "linear", "tensors", "losses", "programs")
+KEPT = ("speed", "accuracy", "linear", "tensors", "losses", "programs", "fit")
 GRID, PARALLEL = "grid_{}.json", "parallel.json"
 #: Blocks of the documents that the command does not print, as other blocks also show their results.
 NOT_PRINTED = (
@@ -84,6 +84,8 @@ def blocks(kept: Mapping[str, Results], grids: Sequence[Results] = ()) -> dict[s
         rows = programs["programs"]
         found |= {"program_machine": machine_block(programs)} | report.programs_blocks(rows)
         found["program_targets"] = targets_block(targets.programs_targets(rows))
+    if fit := kept.get("fit"):
+        found |= {"fit_machine": machine_block(fit), "fit": report.fit_block(fit["fit"])}
     if grids:
         found |= report.grid_blocks(grids) | {"grid_overview": report.overview_block(grids)}
         found["grid_machine"] = "\n".join(

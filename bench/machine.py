@@ -12,7 +12,7 @@ import numpy as np
 
 import ascend_grad as ag
 
-LIBRARIES = ("numpy", "ml_dtypes", "scipy", "torch", "jax")
+LIBRARIES = ("numpy", "ml_dtypes", "scipy", "scikit-learn", "torch", "jax")
 
 
 def describe() -> dict[str, str]:

@@ -28,6 +28,7 @@ from .results import (
     ARRAYS,
     AWAKE,
     CHAIN,
+    DEMONSTRATION,
     ESTIMATE,
     NUMPY,
     ONEDNN,
@@ -504,3 +505,12 @@ def losses_blocks(results: Results) -> dict[str, str]:
     if linear:
         found["loss_linear"] = relative_rows(linear)
     return _captioned(found)
+
+
+# ---- fits ------------------------------------------------------------------------------------------------------------
+
+
+def fit_block(rows: Sequence[Row]) -> str:
+    """Make a table of fits and boosting objectives: our time, then the others' times as multiples of ours."""
+    sides = (*SKLEARN, *NUMPY[:1], DEMONSTRATION)
+    return _rows(rows, _name("call"), OWN_MS, *(_ratio(side, side) for side in sides))

@@ -30,6 +30,8 @@ ONEDNN = ("oneDNN",)
 SKLEARN = ("scikit-learn",)
 #: Name of a chain of NumPy's products and this library's loss of logits.
 CHAIN = "numpy and cross_entropy"
+#: Name of the loops over rows and classes of a demonstration of a boosting objective.
+DEMONSTRATION = "demonstration"
 #: Names of the limits that the machine sets: additions with the memory traffic of a call, with ordinary and with
 #: non-temporal stores; the products of a linear problem at the rate of a square product in BLAS.
 STREAM = ("stream", "stream non-temporal")

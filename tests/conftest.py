@@ -92,6 +92,7 @@ ABOUT_PACKAGES = {
     ),
     "sklearn": (
         "tests/torch/test_import_last.py",
+        "tests/fit/test_benchmark.py",
         "tests/fit/test_softmax_regression.py",
         "ascend_grad/sklearn.py",
         "docs/fitting.md",

@@ -20,7 +20,7 @@ OPTIONAL = ("dask", "jax", "torch")
 
 def _doors() -> Iterator[ModuleType]:
     """Yield the modules with public functions whose packages are installed."""
-    for name in ("", ".npu", ".parallel", *(f".{each}" for each in OPTIONAL if find_spec(each))):
+    for name in ("", ".npu", ".objectives", ".parallel", *(f".{each}" for each in OPTIONAL if find_spec(each))):
         module = importlib.import_module(f"ascend_grad{name}")
         yield module
         if name == ".torch":

@@ -80,7 +80,7 @@ LAYERS = (
     ("benchmark: times and errors", "bench.measure bench.accuracy"),
     ("benchmark: targets, tables, pictures", "bench.targets bench.report bench.charts"),
     ("benchmark: losses over ranks", "bench.parallel"),
-    ("benchmark: documents", "bench.documents bench bench.parallel.__main__"),
+    ("benchmark: documents", "bench.documents bench bench.fit bench.parallel.__main__"),
     ("command line", "cli __main__"),
 )
 
