@@ -31,8 +31,9 @@ _NO_LABEL = -(2**62) - 1
 def xgboost_softmax(y_true: Any, y_pred: Any, sample_weight: ArrayLike | None = None) -> tuple[NDArray, NDArray]:
     """Compute gradient and Hessian diagonal of the objective ``multi:softprob`` of XGBoost.
 
-    Pass the function as the objective::
+    Pass the function as the objective, or call it::
 
+        grad, hess = xgboost_softmax(y_true, y_pred)
         xgboost.XGBClassifier(objective=xgboost_softmax, num_class=4)
         xgboost.train({"num_class": 4}, data, obj=xgboost_softmax)
 
@@ -76,8 +77,9 @@ def xgboost_softmax(y_true: Any, y_pred: Any, sample_weight: ArrayLike | None = 
 def lightgbm_softmax(y_true: Any, y_pred: Any, weight: ArrayLike | None = None) -> tuple[NDArray, NDArray]:
     """Compute gradient and Hessian diagonal of the objective ``multiclass`` of LightGBM.
 
-    Pass the function as the objective::
+    Pass the function as the objective, or call it::
 
+        grad, hess = lightgbm_softmax(y_true, y_pred)
         lightgbm.LGBMClassifier(objective=lightgbm_softmax)
         lightgbm.train({"objective": lightgbm_softmax, "num_class": 4}, data)
 

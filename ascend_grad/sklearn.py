@@ -137,15 +137,15 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
         SoftmaxRegression
             The estimator.
         """
-        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], order="C")
-        check_classification_targets(y)
-        self.classes_, target = np.unique(y, return_inverse=True)
+        features, labels = validate_data(self, X, y, dtype=[np.float64, np.float32], order="C")
+        check_classification_targets(labels)
+        self.classes_, target = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"expected samples of at least 2 classes, got one class: {self.classes_[0]}")
-        weight = self._sample_weight(X, y, target, sample_weight)
+        weight = self._sample_weight(features, labels, target, sample_weight)
         total = len(target) if weight is None else float(weight.sum(dtype=np.float64))
         problem = scipy_multinomial(
-            X,
+            features,
             target,
             n_classes=len(self.classes_),
             sample_weight=weight,
@@ -155,7 +155,7 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
         )
         fit = minimize(
             problem.fun,
-            self._start(problem.x0, X.shape[1]),
+            self._start(problem.x0, features.shape[1]),
             jac=problem.jac,
             method="L-BFGS-B",
             options={
@@ -208,8 +208,8 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
             The logits, of two classes the logit of the second.
         """
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
-        scores = X @ self.coef_.T
+        features = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        scores = features @ self.coef_.T
         scores += self.intercept_
         return scores[:, 0] if len(self.classes_) == 2 else scores
 

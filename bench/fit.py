@@ -56,7 +56,11 @@ def fits(case: Case) -> dict[str, Call]:
     y = (scores + random.gumbel(size=scores.shape)).argmax(axis=1)
     X = X.astype(case.dtype)
     estimators = {OWN: SoftmaxRegression(), SKLEARN[0]: LogisticRegression()}
-    return {name: lambda estimator=estimator: estimator.fit(X, y).coef_ for name, estimator in estimators.items()}
+    return {name: partial(coefficients, estimator, X, y) for name, estimator in estimators.items()}
+
+
+def coefficients(estimator: Any, X: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return estimator.fit(X, y).coef_
 
 
 def objectives(case: Case) -> dict[str, Call]:
