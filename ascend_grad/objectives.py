@@ -55,8 +55,7 @@ def xgboost_softmax(y_true: Any, y_pred: Any, sample_weight: ArrayLike | None = 
     Notes
     -----
     XGBoost starts its own objective from the shares of the classes, but a custom objective from equal scores. To
-    compare them, pass the same ``base_score``. The training with a custom objective has no default metric for
-    validation data: name one that takes probabilities of the scores, or compute it from ``output_margin=True``.
+    compare them, pass the same ``base_score``. Predictions of a model with a custom objective are scores.
 
     Examples
     --------

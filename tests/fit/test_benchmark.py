@@ -42,8 +42,14 @@ def test_other_values_are_refused(monkeypatch):
 def test_the_command(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(documents, "FOLDER", tmp_path)
     monkeypatch.setattr(documents, "DOCUMENTS", ())
-    monkeypatch.setattr(sys, "argv", ["fit", "--threads", "1", "--filter", "xgboost", "--keep"])
+    monkeypatch.setattr(sys, "argv", ["fit", "--threads", "1", "--keep"])
     fit.main()
     assert "| xgboost_softmax objective float32 60 × 3 " in capsys.readouterr().out
-    (row,) = documents.read(tmp_path / "fit.json")["fit"]
-    assert row.case == TINY[3]
+    assert [row.case for row in documents.read(tmp_path / "fit.json")["fit"]] == TINY
+
+
+def test_a_part_is_not_kept(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["fit", "--filter", "xgboost", "--keep"])
+    with pytest.raises(SystemExit):
+        fit.main()
+    assert "--keep takes a full run" in capsys.readouterr().err

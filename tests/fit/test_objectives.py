@@ -97,3 +97,16 @@ def test_labels_outside_of_the_classes_are_refused(objective, label):
 def test_scores_of_one_class_are_refused(objective, shape):
     with pytest.raises(ag.ParamInvalidError, match=rf"{objective.__name__}: y_pred: .* at least 2 classes \(num_class"):
         objective(np.zeros(3), np.zeros(shape))
+
+
+def test_nothing_heavy_is_imported(run_script):
+    """The package does not import the objectives, and these import no library that they serve."""
+    run_script(
+        """
+        import sys
+        import ascend_grad
+        assert not {"ascend_grad.objectives", "ascend_grad.sklearn"} & set(sys.modules)
+        import ascend_grad.objectives
+        assert not {"lightgbm", "scipy", "sklearn", "xgboost"} & set(sys.modules)
+        """
+    )
