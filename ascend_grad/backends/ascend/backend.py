@@ -32,7 +32,7 @@ __all__ = [
 NAME = "npu"
 
 #: Variables of the environment by which the toolkit, its kernels and its devices are found.
-ENVIRONMENT = (*FOLDER_VARIABLES, "ASCEND_OPP_PATH", "ASCEND_RT_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
+ENVIRONMENT: tuple[str, ...] = (*FOLDER_VARIABLES, "ASCEND_OPP_PATH", "ASCEND_RT_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
 
 
 def status() -> tuple[bool, str, str]:

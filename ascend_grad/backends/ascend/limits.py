@@ -335,8 +335,8 @@ def unsupported_reason(call: Call, state: State) -> Unsupported | None:
     if (lacking := _first_absent(needed(call, state), state)) is not None:
         # If the toolkit had the operators of blocks, these would compute the call.
         blocks = _first_absent(linear_blocks.needed(call), state) if is_by_fused else None
-        reason = lacking if blocks is None else f"{lacking}; for blocks of logits: {blocks}"
-        return _unsupported(call, BackendUnavailableError, reason)
+        lacking += "" if blocks is None else f"; for blocks of logits: {blocks}"
+        return _unsupported(call, BackendUnavailableError, lacking)
     level, soc = determinism.level(call), family(state.soc)
     if level and (lack := _acl.lacks_determinism()):
         return _unsupported(call, BackendUnavailableError, f"deterministic results were asked for, and {lack}")
