@@ -76,9 +76,9 @@ def explain(op_name: str, *args: Any, **kwargs: Any) -> Explanation:
         Named tuple ``backend, reason``. On the CPU, its attributes `variant`, `plan` and `threads` name the instruction
         set, the plan, and the number of threads of calls that follow one another; all rows are assumed to take part.
         `estimated_ns` is the estimated time of a row-wise operator or of `cross_entropy` in nanoseconds, by which its
-        plan was chosen. On other backends they are None. The attribute `details` tells where a device was looked for,
-        if none was found.
-        `transferred_bytes` is the number of bytes that a call on arrays of the host copies to a device and back.
+        plan was chosen. On other backends they are None. If no device is usable, the attribute `details` tells
+        where one was looked for, or which libraries were opened. `transferred_bytes` is about the number of bytes that
+        a call on arrays of the host copies to a device and back. It does not depend on values.
 
     Raises
     ------

@@ -147,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
     failed_import = import_torch_npu() if args.backend == NPU else ""
     status = ag.backends()[args.backend]
     if not status.usable:
-        advice = " (ascend-grad info --verbose tells where it was looked for)" if args.backend == NPU else ""
+        advice = " (ascend-grad info --verbose tells more)" if args.backend == NPU else ""
         raise CommandError(f"backend {args.backend!r} is not usable: {status.reason}{advice}")
     rows = list(_measure(args.backend, args.filter))
     if not rows:

@@ -210,7 +210,7 @@ def test_what_cannot_be_checked(run_script, capsys):
     result = run_script(script, check=False, **nowhere)
     assert result.returncode == 2
     assert "error: backend 'npu' is not usable: no Ascend NPU found" in result.stderr
-    assert result.stderr.endswith(" (ascend-grad info --verbose tells where it was looked for)\n")
+    assert result.stderr.endswith(" (ascend-grad info --verbose tells more)\n")
     assert main(["check", "--filter", "softmin"]) == 2
     assert "no operator and dtype contain 'softmin'" in capsys.readouterr().err
 
