@@ -76,9 +76,9 @@ def explain(op_name: str, *args: Any, **kwargs: Any) -> Explanation:
         Named tuple ``backend, reason``. On the CPU, its attributes `variant`, `plan` and `threads` name the instruction
         set, the plan, and the number of threads of calls that follow one another; all rows are assumed to take part.
         `estimated_ns` is the estimated time of a row-wise operator or of `cross_entropy` in nanoseconds, by which its
-        plan was chosen. On other backends they are None. The attribute `details` tells where a device was looked for,
-        if none was found.
-        `transferred_bytes` is the number of bytes that a call on arrays of the host copies to a device and back.
+        plan was chosen. On other backends they are None. If no device is usable, the attribute `details` tells
+        where one was looked for, or which libraries were opened. `transferred_bytes` is about the number of bytes that
+        a call on arrays of the host copies to a device and back. It does not depend on values.
 
     Raises
     ------
@@ -174,6 +174,35 @@ def get_include() -> str:
     return installed if os.path.isdir(installed) else os.path.join(os.path.dirname(package), "include")
 
 
+def _system() -> str:
+    """Return the names and versions of the kernel, the distribution and the C library."""
+    import platform  # imported here, as few programs need it
+
+    kernel = os.uname()
+    try:
+        distribution = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        distribution = "unknown distribution"
+    libc = " ".join(platform.libc_ver()).strip() or "unknown C library"
+    return f"{kernel.sysname} {kernel.release} {kernel.machine}, {distribution}, {libc}"
+
+
+def _cpu_model() -> str:
+    """Return the name of the CPU, with family and model numbers, as virtual machines shorten the name."""
+    fields: dict[str, str] = {}
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                fields.setdefault(name.strip(), value.strip())
+    except OSError:
+        pass
+    name = fields.get("model name") or os.uname().machine
+    if "cpu family" in fields and "model" in fields:
+        name += f" (family {fields['cpu family']}, model {fields['model']})"
+    return name
+
+
 def show_config(mode: str = "stdout") -> dict[str, Any] | None:
     """Print or return the configuration of this installation and the hardware that it found: ``ag.show_config()``.
 
@@ -196,7 +225,7 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
     --------
     >>> import ascend_grad as ag
     >>> sorted(ag.show_config(mode="dict"))
-    ['backends', 'cpu', 'environment', 'openmp', 'threads', 'version']
+    ['backends', 'cpu', 'environment', 'openmp', 'system', 'threads', 'version']
     """
     if not isinstance(mode, str) or mode not in ("stdout", "dict"):
         raise ParamInvalidError(f"mode: expected 'stdout' or 'dict', got {shown(mode)}", operator="show_config")
@@ -207,10 +236,20 @@ def show_config(mode: str = "stdout") -> dict[str, Any] | None:
             "numpy": np.__version__,
             "compiler": _cpu.COMPILER,
         },
-        "cpu": {"variant": _cpu.variant(), "supported": list(_cpu.supported_variants()), "remarks": _cpu.remarks()},
+        "system": _system(),
+        "cpu": {
+            "model": _cpu_model(),
+            "cores": os.cpu_count(),
+            "variant": _cpu.variant(),
+            "supported": list(_cpu.supported_variants()),
+            "remarks": _cpu.remarks(),
+        },
         "openmp": _openmp.DESCRIPTION,
         "threads": threads.get_num_threads(),
-        "environment": dict(config.SETTINGS),
+        "environment": {
+            **config.SETTINGS,
+            **{name: value for device in DEVICES for name in device.ENVIRONMENT if (value := os.environ.get(name))},
+        },
         "backends": {name: status._asdict() for name, status in backends().items()},
     }
     if mode == "dict":

@@ -78,15 +78,17 @@ def asarray(x: ArrayLike | DeviceArray) -> DeviceArray:
     """
     if isinstance(x, DeviceArray):
         return x
-    kind = array_type(x, "x", None)
-    array = None if kind is None else kind.view_anywhere(x, "x", None)
+    operator = "npu.asarray"
+    kind = array_type(x, "x", operator)
+    array = None if kind is None else kind.view_anywhere(x, "x", operator)
     if array is None:
-        array = converted_by_numpy(x, "x")
+        array = converted_by_numpy(x, "x", operator)
     dtype = arrays.native(array.dtype)
     if dtype.name not in _aclnn.DTYPES:
-        raise ParamTypeError(f"x: expected one of the device's dtypes {', '.join(_aclnn.DTYPES)}, got {array.dtype}")
+        message = f"x: expected one of the device's dtypes {', '.join(_aclnn.DTYPES)}, got {array.dtype}"
+        raise ParamTypeError(message, operator=operator)
     if array.ndim > MAX_RANK:
-        raise ParamInvalidError(f"x: expected rank 0 to {MAX_RANK}, got rank {array.ndim}")
+        raise ParamInvalidError(f"x: expected rank 0 to {MAX_RANK}, got rank {array.ndim}", operator=operator)
     if isinstance(array, torch_npu.TensorArray):
         return torch_npu.shared_array(array)
     _usable_state()
@@ -194,9 +196,10 @@ def stream(handle: int) -> Iterator[None]:
     ...     ag.npu.synchronize()
     ...     return ag.softmax(twice).numpy()
     """
-    address = integer(handle, "handle")
+    address = integer(handle, "handle", "npu.stream")
     if address <= 0:
-        raise ParamInvalidError(f"handle: expected the address of a stream, a positive int, got {shown(address)}")
+        message = f"handle: expected the address of a stream, a positive int, got {shown(address)}"
+        raise ParamInvalidError(message, operator="npu.stream")
     _usable_state()
     with session.on_stream(address):
         yield
@@ -260,12 +263,13 @@ class use_deterministic(ContextChoice):
     _variable = determinism.requested
 
     def __init__(self, mode: bool | Literal["batch"] = True):
+        operator, expected = "npu.use_deterministic", "True, False or 'batch'"
         if isinstance(mode, str):
             if mode != "batch":
-                raise ParamInvalidError(f"mode: expected True, False or 'batch', got {shown(mode)}")
+                raise ParamInvalidError(f"mode: expected {expected}, got {shown(mode)}", operator=operator)
             super().__init__("batch")
         else:
-            super().__init__(truth_value(mode, "mode", expected="True, False or 'batch'"))
+            super().__init__(truth_value(mode, "mode", operator, expected))
 
 
 def release() -> None:

@@ -20,7 +20,7 @@ def describe() -> dict[str, str]:
     config = ag.show_config(mode="dict")
     assert config is not None
     return {
-        "CPU": _cpu_model(),
+        "CPU": config["cpu"]["model"],
         "cores": str(len(os.sched_getaffinity(0))),
         "caches": _caches(),
         "variant": config["cpu"]["variant"],
@@ -41,18 +41,6 @@ def seconds_of_others() -> float:
     user, nice, system, _idle, _waiting, interrupts, soft_interrupts, stolen = map(int, fields[1:9])
     busy = user + nice + system + interrupts + soft_interrupts + stolen
     return busy / os.sysconf("SC_CLK_TCK") - time.process_time()
-
-
-def _cpu_model() -> str:
-    """Return the name of the CPU, with family and model numbers, as virtual machines shorten the name."""
-    fields: dict[str, str] = {}
-    for line in _read("/proc/cpuinfo").splitlines():
-        name, _, value = line.partition(":")
-        fields.setdefault(name.strip(), value.strip())
-    name = fields.get("model name") or platform.processor() or platform.machine()
-    if "cpu family" in fields and "model" in fields:
-        name += f" (family {fields['cpu family']}, model {fields['model']})"
-    return name
 
 
 def _caches() -> str:

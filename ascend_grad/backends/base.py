@@ -13,7 +13,7 @@ class Status(NamedTuple):
 
     usable: bool
     reason: str
-    #: What was looked for where, if a device was not found.
+    #: Of a device, in lines: where it was looked for, or the opened libraries with what they have and lack.
     details: str = ""
 
 
@@ -48,6 +48,8 @@ class DeviceBackend(Backend, Protocol):
     #: The device's state, under "state": a tuple whose first entry is the status. Empty until the first search for a
     #: device. Dispatch reads it at every call, as calling `status` would be too slow.
     found: dict[str, Any]
+    #: Variables of the environment that decide what is found.
+    ENVIRONMENT: tuple[str, ...]
 
     def owns(self, array: object) -> bool:
         """Return whether an array is on one of its devices."""

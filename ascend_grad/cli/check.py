@@ -36,6 +36,7 @@ DESCRIPTION = """\
 Compute a grid of cases with every operator and compare with the reference backend (float64 inside). An error is
 relative to the right value, or to the absolute tolerance where that is larger. For each operator and dtype:
   max, mean    the largest and the mean relative error
+  max/tol.     the largest error in units of its tolerance: up to 1 it is within
   <= 1e-3      the share of elements within the "double thousandth" rule (99.9 % within 1e-3); finer than bfloat16 is
   in tol.      the share within the tolerance of the dtype: float32 2**-10 + 2**-16 absolute, float16 2**-9 both,
                bfloat16 2**-6 both, float64 2**-42 + 2**-48 absolute (the reference has no more digits than that dtype)
@@ -146,13 +147,15 @@ def run(args: argparse.Namespace) -> int:
     failed_import = import_torch_npu() if args.backend == NPU else ""
     status = ag.backends()[args.backend]
     if not status.usable:
-        raise CommandError(f"backend {args.backend!r} is not usable: {status.reason}")
+        advice = " (ascend-grad info --verbose tells more)" if args.backend == NPU else ""
+        raise CommandError(f"backend {args.backend!r} is not usable: {status.reason}{advice}")
     rows = list(_measure(args.backend, args.filter))
     if not rows:
         raise CommandError(f"no operator and dtype contain {args.filter!r}")
 
     content = [asdict(row) | {"verdict": row.verdict} for row in rows]
-    report = json.dumps({"backend": args.backend, "status": status.reason, "rows": content}, indent=2)
+    info = ag.show_config(mode="dict")
+    report = json.dumps({"backend": args.backend, "status": status.reason, "info": info, "rows": content}, indent=2)
     if args.json is STDOUT:
         print(report)
     else:
@@ -264,7 +267,7 @@ def _summary(rows: list[Row], backend: str) -> str:
 
 
 def _table(rows: list[Row]) -> Iterator[str]:
-    head = f"{'':13}{'cases':>6}{'elements':>10}{'max':>10}{'mean':>10}{'<= 1e-3':>10}{'in tol.':>10}"
+    head = f"{'':13}{'cases':>6}{'elements':>10}{'max':>10}{'mean':>10}{'<= 1e-3':>10}{'in tol.':>10}{'max/tol.':>10}"
     verdicts = _verdicts(rows)
     width = max(map(len, verdicts)) + 2
     for operator, verdict in verdicts.items():
@@ -274,7 +277,7 @@ def _table(rows: list[Row]) -> Iterator[str]:
         for row in group:
             numbers = (
                 f"{row.elements:10}{row.max_relative_error:10.2g}{row.mean_relative_error:10.2g}"
-                f"{row.within_double_thousandth:10.3%}{row.within_tolerance:10.3%}"
+                f"{row.within_double_thousandth:10.3%}{row.within_tolerance:10.3%}{row.largest_in_tolerances:10.2g}"
             )
             yield f"  {row.dtype:11}{row.cases:6}{numbers if row.cases else f' {row.verdict}'}"
             if row.largest_in_tolerances > CAP or row.within_tolerance < SHARE:

@@ -19,7 +19,9 @@ STATUSES = exit_statuses("it is shown, whatever was found")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--verbose", action="store_true", help="also tell where devices were looked for")
+    parser.add_argument(
+        "--verbose", action="store_true", help="also a device's libraries and operators, or where it was looked for"
+    )
     parser.add_argument("--json", action="store_true", help="the same, for programs")
 
 
@@ -32,6 +34,8 @@ def run(args: argparse.Namespace) -> int:
     print(f"ascend_grad   {version['ascend_grad']}")
     print(f"built with    {version['compiler']}")
     print(f"running on    Python {version['python']}, NumPy {version['numpy']}")
+    print(f"system        {config['system']}")
+    print(f"CPU           {cpu['model']}, {cpu['cores']} cores")
     print(f"CPU variant   {cpu['variant']} (this machine supports {', '.join(cpu['supported'])})")
     for remark in cpu["remarks"]:
         print(f"              {remark}")
@@ -42,6 +46,6 @@ def run(args: argparse.Namespace) -> int:
         print(f"environment   {name}={value}")
     for name, status in config["backends"].items():
         print(f"backend       {name}: {'usable' if status['usable'] else 'not usable'}, {status['reason']}")
-        if args.verbose and status["details"]:
-            print(f"              {status['details']}")
+        for line in status["details"].splitlines() if args.verbose else ():
+            print(f"              {line}")
     return 0

@@ -3,6 +3,7 @@ from collections.abc import Iterable, Sequence
 from ._acl import AnyStream, DeviceRange
 
 DTYPES: dict[str, int]
+NAMES: tuple[str, ...]
 
 def bind(libraries: Iterable[int]) -> dict[str, str]: ...
 

@@ -72,13 +72,16 @@ cdef class Targets(Check):
         cdef bint of_logits = call.operator.family == LOSSES
         cdef tuple shape = shape_of(target), rows = rows_of(call) if of_logits else (call.sizes[BT],)
         cdef bint fits = len(shape) == len(rows) + 1 and shape[:len(rows)] == rows
+        advice = ""
+        if shape == rows and shape_of(prob) == rows + (vocabulary_of(call),):
+            advice = f" (probabilities of all classes are passed as {self.names[0]}, without {self.names[1]})"
         if of_logits and not fits:
             expected = f"shape ({', '.join([*map(str, rows), 'K'])}), K entries for each row of input"
-            call.fail(self.names[0], expected, shape)
+            call.fail(self.names[0], expected, f"{shape}{advice}")
         if of_logits and shape[len(rows)] == 0:
             call.fail(self.names[0], "at least one entry for each row", f"shape {shape}")
         if not fits or shape[len(rows)] == 0:
-            call.fail(self.names[0], f"shape (BT = {call.sizes[BT]}, K) with K > 0", shape)
+            call.fail(self.names[0], f"shape (BT = {call.sizes[BT]}, K) with K > 0", f"{shape}{advice}")
         if not have_same_shape(target, prob):
             call.fail(self.names[1], f"shape {shape} as {self.names[0]} has", shape_of(prob))
         return 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -101,7 +103,11 @@ def test_show_config(capsys):
         "variant": _cpu.variant(),
         "supported": list(_cpu.supported_variants()),
         "remarks": _cpu.remarks(),
+        "model": config["cpu"]["model"],
+        "cores": os.cpu_count(),
     }
+    assert config["cpu"]["model"]
+    assert config["system"].startswith(f"Linux {os.uname().release} {os.uname().machine}")
     assert config["threads"] == ag.get_num_threads()
     assert ("no OpenMP" in config["openmp"]) == (not _openmp.VERSION)
     assert config["backends"]["npu"] == ag.backends()["npu"]._asdict()

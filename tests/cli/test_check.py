@@ -26,8 +26,13 @@ def test_the_cpu_passes(capsys, tmp_path):
     }
     names = ("softmax_backward", "log_softmax_backward", "scaled_masked_softmax_backward")
     assert verdicts == dict.fromkeys(names, "pass")
-    rows = json.loads(file.read_text())["rows"]
+    report = json.loads(file.read_text())
+    assert report["info"] == ag.show_config(mode="dict")
+    rows = report["rows"]
     assert [(row["operator"], row["dtype"], row["verdict"]) for row in rows] == [(n, "float16", "pass") for n in names]
+    head, line = (line.split() for line in text.splitlines()[3:5])
+    assert head[-1] == "max/tol."
+    assert float(line[-1]) == pytest.approx(rows[0]["largest_in_tolerances"], rel=0.05)
     assert all(row["cases"] and row["max_relative_error"] < 2**-10 for row in rows)
     assert main(["check", "--filter", "softmax_backward float16", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(file.read_text())
@@ -205,6 +210,7 @@ def test_what_cannot_be_checked(run_script, capsys):
     result = run_script(script, check=False, **nowhere)
     assert result.returncode == 2
     assert "error: backend 'npu' is not usable: no Ascend NPU found" in result.stderr
+    assert result.stderr.endswith(" (ascend-grad info --verbose tells more)\n")
     assert main(["check", "--filter", "softmin"]) == 2
     assert "no operator and dtype contain 'softmin'" in capsys.readouterr().err
 

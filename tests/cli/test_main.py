@@ -194,6 +194,8 @@ def test_info_for_people(capsys):
     config = ag.show_config(mode="dict")
     for expected in (config["version"]["ascend_grad"], config["cpu"]["variant"], config["openmp"], ag.get_include()):
         assert expected in text
+    assert config["cpu"]["model"] in text
+    assert config["system"] in text
     for name, status in config["backends"].items():
         assert f"{name}: {'usable' if status['usable'] else 'not usable'}, {status['reason']}" in text
 

@@ -440,6 +440,7 @@ FAULTS = [
     ("bias", np.ones((6, 1)), INVALID, "shape (V = 6)"),
     ("bias", np.ones(6, bool), TYPE, "dtype float32"),
     ("target_prob", np.ones((9, 2)), INVALID, "target: expected shape (BT = 9, K) with K > 0"),
+    ("target_prob", np.ones((9, 6)), INVALID, "probabilities of all classes are passed as target, without target_prob"),
     ("label_smoothing", 1.5, INVALID, "a number in [0, 1]"),
     ("label_smoothing", np.nan, INVALID, "a number in [0, 1]"),
     ("label_smoothing", "1", TYPE, "a real number"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from stand_in import LOSSES, VARIANTS, build
+from stand_in import FUSED, LOSSES, VARIANTS, build
 
 PROBE = """
     import logging, sys
@@ -100,15 +100,54 @@ def test_operators_that_an_older_toolkit_lacks(run_script):
             print(error)
     """
     result = run_script(script, ASCEND_HOME_PATH=str(build("older")))
-    lacks = "this toolkit's operator library lacks aclnnFusedLinearOnlineMaxSumGetWorkspaceSize"
+    lacks = "this toolkit's operator library lacks aclnnFusedLinearOnlineMaxSum"
+    blocks = "for blocks of logits: this toolkit's operator library lacks aclnnCrossEntropyLoss"
     lines = result.stdout.splitlines()
     assert lines[0].startswith("2 devices, Ascend910B2; this toolkit lacks aclnnFusedLinearCrossEntropyLossGrad, ")
     assert lines[1:] == [
         "npu [[0.5, 0.5], [0.5, 0.5]]",
         f"cpu automatic choice; not npu: {lacks}",
-        f"cpu automatic choice; not npu: {lacks}",
-        f"linear_cross_entropy: {lacks}",
+        f"cpu automatic choice; not npu: {lacks}; {blocks}",
+        f"linear_cross_entropy: {lacks}; {blocks}",
     ]
+
+
+def verbose_info(run_script, **environment: str) -> list[str]:
+    script = "from ascend_grad.cli.main import main; main(['info', '--verbose'])"
+    lines = run_script(script, **environment).stdout.splitlines()
+    first = next(place for place, line in enumerate(lines) if line.startswith("backend       npu: "))
+    last = next(place for place, line in enumerate(lines) if line.startswith("backend       cpu: "))
+    return [line.strip() for line in lines[first + 1 : last]]
+
+
+def test_info_tells_what_was_opened(run_script):
+    folder = build("older") / "lib64"
+    libraries, found, *lacking = verbose_info(run_script, ASCEND_HOME_PATH=str(build("older")))
+    assert libraries == "libraries: " + ", ".join(
+        str(folder / name) for name in ("libascendcl.so", "libnnopbase.so", "libopapi.so")
+    )
+    assert found.startswith("operators found: aclnnSoftmaxBackward, ")
+    assert all(line.startswith("operator missing: this toolkit's operator library lacks aclnn") for line in lacking)
+    missing = [line.split()[-1] for line in lacking]
+    assert set(missing) == {f"aclnn{name}" for name in (*FUSED, *LOSSES)}
+    assert not set(missing) & set(found.split(": ")[1].split(", "))
+
+
+def test_info_names_every_family_and_a_missing_kernel(run_script):
+    script = """
+        import numpy as np, ascend_grad as ag
+        ag.softmax(np.zeros(4, np.float32))
+        print(ag.backends()["npu"].details)
+    """
+    lines = run_script(script, ASCEND_HOME_PATH=str(build("no_kernels"))).stdout.splitlines()
+    assert {path.rpartition("/")[2] for path in lines[0].split(", ")[2:]} == {"libopapi_math.so", "libopapi_nn.so"}
+    assert lines[2].startswith("operator missing: this toolkit has no usable kernel of aclnnSoftmax (561003 ")
+
+
+@pytest.mark.parametrize("name", ["link_time_stub", "no_device", "init_fails"])
+def test_info_tells_what_was_opened_without_a_device(name, run_script):
+    (libraries,) = verbose_info(run_script, ASCEND_HOME_PATH=str(build(name)))
+    assert libraries.startswith(f"libraries: {build(name)}/lib64/libascendcl.so, ")
 
 
 def test_somebody_else_has_initialised_the_runtime(run_script):

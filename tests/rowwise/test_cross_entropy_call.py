@@ -155,6 +155,10 @@ def test_faults_of_two_arguments():
         (sparse | {"target_prob": 1.0}, r"target_prob: expected shape \(2, 1\) as target has, got \(\)"),
         (GOOD | {"target_prob": 0}, r"target: expected shape \(2, K\), K entries for each row of input"),
         (sparse | {"target_prob": np.ones((2, 2), np.float32)}, "target_prob: expected shape"),
+        (
+            GOOD | {"target_prob": np.ones((2, 3))},
+            r"K entries for each row of input, got \(2,\) \(probabilities of all classes are passed as target, ",
+        ),
         (GOOD | {"return_grad": False, "out": np.ones((2, 3))}, "out: expected None"),
         (GOOD | {"axis": 0}, r"target: expected shape \(3,\), that of input without axis 0, got \(2,\)"),
         (GOOD | {"token_weight": np.ones(3)}, r"token_weight: expected shape \(2,\), that of input without axis 1"),

@@ -14,15 +14,29 @@ from ... import _array_types
 from ..._call import Call
 from ..base import Unsupported
 from . import runtime
+from .libraries import FOLDER_VARIABLES
 from .runtime import found
 
-__all__ = ["NAME", "found", "owns", "run", "status", "transferred_bytes", "unsupported_reason", "workspace_size"]
+__all__ = [
+    "ENVIRONMENT",
+    "NAME",
+    "found",
+    "owns",
+    "run",
+    "status",
+    "transferred_bytes",
+    "unsupported_reason",
+    "workspace_size",
+]
 
 NAME = "npu"
 
+#: Variables of the environment by which the toolkit, its kernels and its devices are found.
+ENVIRONMENT: tuple[str, ...] = (*FOLDER_VARIABLES, "ASCEND_OPP_PATH", "ASCEND_RT_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
+
 
 def status() -> tuple[bool, str, str]:
-    return runtime.state().status
+    return runtime.status()
 
 
 def owns(array: object) -> bool:
@@ -44,7 +58,12 @@ def run(call: Call, threads: int) -> Any:
 
 
 def transferred_bytes(call: Call) -> int:
-    arguments = sum(value.nbytes for value in call.arguments.values() if isinstance(value, np.ndarray))
+    # Values of float64 are rounded before they are sent, as the device computes in float32.
+    arguments = sum(
+        value.size * (4 if value.dtype.char == "d" else value.itemsize)
+        for value in call.arguments.values()
+        if isinstance(value, np.ndarray)
+    )
     return arguments + sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in call.specs if spec is not None)
 
 

@@ -36,9 +36,16 @@ class _Missing(Exception):
 
 
 class Toolkit:
-    """The libraries of a toolkit, opened one kind after the other, from the folder of the runtime first."""
+    """The libraries of a toolkit, opened one kind after the other, from the folder of the runtime first.
+
+    Attributes
+    ----------
+    paths : list of str
+        The files of the libraries that are in use, in the order in which they were opened.
+    """
 
     def __init__(self) -> None:
+        self.paths: list[str] = []
         self._folders = [os.path.join(path, "lib64") for name in FOLDER_VARIABLES if (path := os.environ.get(name))]
 
     def runtime(self) -> list[int]:
@@ -57,10 +64,16 @@ class Toolkit:
         return self._open(OPERATORS, "no operator library")
 
     def _open(self, families: Sequence[tuple[str, ...]], what: str) -> list[int]:
-        """Return the family that is in the process, else the first that loads, in a folder or on the loader's path.
+        """Open a family, and record the paths of its files. `what` describes the absence of all of them.
 
-        `what` describes their absence. It is "" if they are absent where there is no device.
+        `what` is "" if they are absent where there is no device.
         """
+        opened = self._opened(families, what)
+        self.paths += map(_acl.path_of, opened)
+        return opened
+
+    def _opened(self, families: Sequence[tuple[str, ...]], what: str) -> list[int]:
+        """Return the family that is in the process, else the first that loads, in a folder or on the loader's path."""
         for family in families:
             mapped = [_acl.loaded_library(name) for name in family]
             if all(mapped):

@@ -54,13 +54,13 @@ def _unsupported(call: Call, kind: type[AscendGradError], reason: str) -> Unsupp
     return Unsupported(reason, kind(reason, operator=call.operator.name))
 
 
-def only_on(*families: str) -> Limit:
+def only_on(*families: str, operator: str = "the operator") -> Limit:
     """Make the limit to systems that have the operator (361001)."""
 
     def limit(call: Call, soc: str) -> Unsupported | None:
         if soc in (*families, UNKNOWN):
             return None
-        reason = f"the operator exists on {', '.join(families)} alone, this device is {soc}"
+        reason = f"{operator} exists on {', '.join(families)} alone, this device is {soc}"
         return _unsupported(call, UnsupportedDeviceError, reason)
 
     return limit
@@ -255,7 +255,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
     ),
     "cross_entropy": (
         EVERYWHERE,
-        of_ids(only_on("910B", "910_93", "950")),
+        of_ids(only_on("910B", "910_93", "950", operator="the operator of ids")),
         of_several_ids(documented_on("910B", "910_93")),
         loss_options,
         at_most("classes for predicted and correct", compared_classes),
@@ -319,16 +319,24 @@ def needed(call: Call, state: State) -> tuple[str, ...]:
     return (top_k if call.operator.name == "linear_top_k" else cross_entropy).needed(call)
 
 
+def _first_absent(names: Iterable[str], state: State) -> str | None:
+    """Return why the toolkit lacks the first operator of these that it lacks, None if it has all of them."""
+    return next((state.absent[name] for name in names if name in state.absent), None)
+
+
 def unsupported_reason(call: Call, state: State) -> Unsupported | None:
     """Return why the device that was found does not take this valid call, None if it does."""
     limits = LIMITS.get(call.operator.name)
-    if call.operator.name in FUSED_LIMITS and is_fused(call, state):
+    is_by_fused = call.operator.name in FUSED_LIMITS and is_fused(call, state)
+    if is_by_fused:
         limits = FUSED_LIMITS[call.operator.name]
     if limits is None:
         return _unsupported(call, UnsupportedDeviceError, "the function is not implemented for the NPU")
-    for name in needed(call, state):
-        if name in state.absent:
-            return _unsupported(call, BackendUnavailableError, state.absent[name])
+    if (lacking := _first_absent(needed(call, state), state)) is not None:
+        # If the toolkit had the operators of blocks, these would compute the call.
+        blocks = _first_absent(linear_blocks.needed(call), state) if is_by_fused else None
+        lacking += "" if blocks is None else f"; for blocks of logits: {blocks}"
+        return _unsupported(call, BackendUnavailableError, lacking)
     level, soc = determinism.level(call), family(state.soc)
     if level and (lack := _acl.lacks_determinism()):
         return _unsupported(call, BackendUnavailableError, f"deterministic results were asked for, and {lack}")

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ... import _acl, _aclnn, config
@@ -40,6 +40,8 @@ class State(NamedTuple):
     soc: str = ""
     #: Operators that this toolkit lacks: the device's name of one -> the reason.
     absent: dict[str, str] = {}  # noqa: RUF012  # never changed
+    #: The files of the toolkit's libraries.
+    libraries: tuple[str, ...] = ()
 
     @property
     def usable(self) -> bool:
@@ -78,22 +80,39 @@ def _find() -> State:
             _searching = False
 
 
+def status() -> tuple[bool, str, str]:
+    """Return the fields of the backend's `Status`, with the libraries and operators of a usable device as details."""
+    known = state()
+    if not known.usable:
+        return known.status
+    lines = [
+        _listed_libraries(known.libraries),
+        f"operators found: {', '.join(name for name in _aclnn.NAMES if name not in known.absent)}",
+        *(f"operator missing: {reason}" for reason in known.absent.values()),
+    ]
+    return True, known.reason, "\n".join(lines)
+
+
+def _listed_libraries(paths: Sequence[str]) -> str:
+    return f"libraries: {', '.join(paths)}" if paths else ""
+
+
 def _look_for_device() -> State:
+    toolkit = libraries.Toolkit()
     try:
-        state = _open()
+        state = _open(toolkit)
     except Unusable as error:
         if error.broken:
             logger.warning("the Ascend NPU cannot be used: %s", error)
         else:
             logger.info("%s", error if error.details else f"no Ascend NPU: {error}")
-        return State((False, str(error), error.details))
+        return State((False, str(error), error.details or _listed_libraries(toolkit.paths)))
     logger.info("Ascend NPU: %s", state.reason)
     return state
 
 
-def _open() -> State:
+def _open(toolkit: libraries.Toolkit) -> State:
     global _opened
-    toolkit = libraries.Toolkit()
     if missing := _acl.fill_table([*toolkit.runtime(), *toolkit.framework()]):
         raise Unusable(f"the runtime library lacks {', '.join(missing)}", broken=True)
     torch_failure = _initialise_torch()
@@ -109,15 +128,22 @@ def _open() -> State:
     count = _device_count()
     if torch_failure:
         logger.warning("torch_npu.npu.init() failed (%s), the device is used without it", torch_failure)
-    absent = {name: f"this toolkit's operator library lacks {symbol}" for name, symbol in symbols.items()}
-    return _usable(count, _acl.soc_name(), absent)
+    absent = {name: _reason_of_absence(name, symbol) for name, symbol in symbols.items()}
+    return _usable(count, _acl.soc_name(), absent, tuple(toolkit.paths))
 
 
-def _usable(devices: int, soc: str, absent: dict[str, str]) -> State:
+def _reason_of_absence(name: str, symbol: str) -> str:
+    """Return the reason why an operator is absent whose library, or the runtime's, lacks a symbol."""
+    if symbol.startswith(name):
+        return f"this toolkit's operator library lacks {name}"
+    return f"this toolkit's runtime library lacks {symbol}, which {name} needs"
+
+
+def _usable(devices: int, soc: str, absent: dict[str, str], paths: tuple[str, ...]) -> State:
     reason = f"{'1 device' if devices == 1 else f'{devices} devices'}, {soc or 'of an unknown kind'}"
     if absent:
         reason += f"; this toolkit lacks {', '.join(absent)}"
-    return State((True, reason, ""), devices, soc, absent)
+    return State((True, reason, ""), devices, soc, absent, paths)
 
 
 def mark_operator_missing(error: MissingKernelError) -> None:
@@ -128,7 +154,8 @@ def mark_operator_missing(error: MissingKernelError) -> None:
         known = found.get("state")
         if known is None or not known.usable or name in known.absent:
             return
-        found["state"] = _usable(known.device_count, known.soc, {**known.absent, name: reason})
+        absent = {**known.absent, name: reason}
+        found["state"] = _usable(known.device_count, known.soc, absent, known.libraries)
     which = f"such as this one of {error.operator}"
     logger.warning("%s: calls that need it, %s, do not run on the Ascend NPU", reason, which)
 
