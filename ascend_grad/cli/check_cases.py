@@ -45,6 +45,7 @@ def cases() -> Iterator[Case]:
         "linear_cross_entropy_backward": _backward_cases,
         "linear_top_k": _top_k_cases,
         "cross_entropy": _cross_entropy_cases,
+        "cross_entropy_hvp": _product_cases,
     }
     for operator, maker in makers.items():
         for dtype in FLOATING_DTYPES:
@@ -303,3 +304,12 @@ def _cross_entropy_cases(operator: str, dtype: np.dtype, random: np.random.Gener
             yield f"{shape} dim {dim} {label}", {**arguments, **options}
         several = _several_targets(random, tuple(rows), v, accumulator_dtype(dtype))
         yield f"{shape} dim {dim} several targets", {**arguments, **several}
+
+
+def _product_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -> Labelled:
+    for label, arguments in _cross_entropy_cases("cross_entropy", dtype, random):
+        if "outputs" in arguments and "logits" not in label:
+            continue  # the same problem without outputs has a case
+        vector = random.standard_normal(arguments["input"].shape).astype(dtype)
+        given = {name: each for name, each in arguments.items() if name != "outputs"}
+        yield label.replace("outputs of logits", "options"), {**given, "vector": vector}

@@ -46,7 +46,7 @@ def cross_entropy_hvp(
     Parameters
     ----------
     vector : array_like, shape (...)
-        The vector :math:`v`, in the shape of `input`, of any of the four dtypes.
+        The vector :math:`v`, in the shape of `input`, of any of the four dtypes. It is rounded to the dtype of `input`.
     .. options:: as in `cross_entropy`
 
     Returns

@@ -405,6 +405,12 @@ cdef inline double vector_at(const CrossEntropy *x, Py_ssize_t i) noexcept nogil
     return (<const double *>x.vector)[i] if x.o.is_double else (<const float *>x.vector)[i]
 
 
+cdef inline double slope_in_tiles(const CrossEntropy *x, double value, double slope) noexcept nogil:
+    """Return a derivative of the softcap, 1 - value^2, with the roundings of the kernels."""
+    cdef float single = <float>value, square = single * single
+    return slope if x.o.is_double else 1 - square
+
+
 cdef void bend_at_targets(const CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
     """Replace z / cap at the targets by the Hessian's result there, from the gradients at the targets."""
     cdef Py_ssize_t i, k, at
@@ -419,7 +425,9 @@ cdef void bend_at_targets(const CrossEntropy *x, Py_ssize_t count, Rows *r) noex
                 value = (r.at_one[i] if e == 1 else e * (r.first[i] + e * r.second[i])) * slope
             else:
                 factor = vector_at(x, r.numbers[i] * x.s.p.n + r.t.entries[at])
-                v = factor * slope
+                # The sums at the maximum have this product with the same roundings, so that their difference may be 0.
+                v = factor * slope_in_tiles(x, r.at_targets[at], slope)
+                v = v if x.o.is_double else <float>v
                 if e == 1:
                     value = r.at_one[i] * v + r.second[i] * (r.others[i] + (r.at_largest[i] - v))
                 else:

@@ -47,6 +47,7 @@ def calls(key: object, shape: tuple[int, ...], axis: int, dtype: str):
 
 
 def assert_product(product: np.ndarray, arguments: dict[str, Any], dtype: str, text: str = "") -> None:
+    arguments = arguments | {"vector": arguments["vector"].astype(DTYPES[dtype])}
     result = SimpleNamespace(_asdict=lambda: {"product": product})
     assert_right(result, cross_entropy_oracles.expected(**arguments), dtype, text)
     assert product.dtype == DTYPES[dtype]

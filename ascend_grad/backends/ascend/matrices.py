@@ -103,7 +103,8 @@ def weights_of(queue: Queue, matrix: DeviceArray, value: float, weights: DeviceA
 
 def with_infinite(queue: Queue, numbers: Any, weights: Any) -> Any:
     """Return numbers of the rows, but infinite ones with the sign of the weight where that is not 0."""
-    return queue.xp.where(weights == 0, numbers, weights * np.inf)
+    # Weights are NaN, and leave the numbers, where a class weight is infinite.
+    return queue.xp.where(weights > 0, np.inf, queue.xp.where(weights < 0, -np.inf, numbers))
 
 
 def finite(queue: Queue, matrix: DeviceArray, least: float) -> DeviceArray:
