@@ -170,10 +170,16 @@ cdef cnp.ndarray hessian_product(Call call, int threads):
     return result
 
 
-cdef cnp.ndarray rows_of_vector(cnp.ndarray vector, int axis, int dtype):
-    """Return the rows of a vector in C order with the classes side by side, in a dtype of the host; a copy if necessary."""
+cdef cnp.ndarray rows_of_vector(cnp.ndarray vector, int axis, int dtype, int tile_dtype):
+    """Return the rows of a vector in C order with the classes side by side; a copy if necessary.
+
+    The vector is rounded to `dtype`, that of the logits, and converted to the dtype of tiles.
+    """
     with np.errstate(all="ignore"):
-        return np.require(np.moveaxis(vector, axis, -1) if cnp.PyArray_NDIM(vector) else vector, _dtypes[dtype], ["C", "A"])
+        rows = vector.astype(_dtypes[dtype], copy=False)
+        if cnp.PyArray_NDIM(vector):
+            rows = np.moveaxis(rows, axis, -1)
+        return np.require(rows, _dtypes[tile_dtype], ["C", "A"])
 
 
 cdef int solve(CrossEntropy *x, const Problem *p, int asked, cnp.ndarray vector, int axis) except -1:
@@ -184,7 +190,7 @@ cdef int solve(CrossEntropy *x, const Problem *p, int asked, cnp.ndarray vector,
     cdef double last_check = 0
     prepare_loss(x, p, threads)
     if vector is not None:
-        vector = rows_of_vector(vector, axis, x.s.plan.tile_dtype)
+        vector = rows_of_vector(vector, axis, p.dtype, x.s.plan.tile_dtype)
         x.vector = cnp.PyArray_BYTES(vector)
     memory = _memory.workspace(loss_workspace_size(x))
     _memory.check_layout(place_loss_workspace(x, _memory.aligned(cnp.PyArray_BYTES(memory))) + ALIGNMENT, memory)
@@ -206,11 +212,11 @@ cdef Py_ssize_t copied_bytes(Call call) except -1:
 
 
 cdef Py_ssize_t copied_vector_bytes(cnp.ndarray vector, int dtype, int axis) except -1:
-    """Return the most bytes of the copy that `rows_of_vector` makes. 16-bit tiles may have another dtype."""
+    """Return the most bytes of the copies that `rows_of_vector` makes. 16-bit logits may have wider tiles."""
     cdef object rows = np.moveaxis(vector, axis, -1) if cnp.PyArray_NDIM(vector) else vector
     if dtype_of(vector) == dtype and vector.dtype.itemsize > 2 and vector.dtype.isnative and rows.flags.c_contiguous and rows.flags.aligned:
         return 0
-    return (8 if dtype == AG_FLOAT64 else 4) * cnp.PyArray_SIZE(vector)
+    return (16 if dtype == AG_FLOAT64 else 8) * cnp.PyArray_SIZE(vector)
 
 
 cdef list requested(Call call):

@@ -122,5 +122,10 @@ def test_the_registered_product():
     x, target, weight, vector = problem_of((5, 9), torch.float64)
     given = {"input": x.detach(), "target": target % 9, "class_weight": weight, "dim": 1, "reduction": "mean"}
     given |= {"ignore_index": -100, "input_grad": False, "outputs": []}
-    arguments = [*CROSS_ENTROPY.arguments({**NUMBERS, **given}), vector.requires_grad_()]
-    torch.library.opcheck(torch.ops.ascend_grad.cross_entropy_hvp.default, arguments)
+    arguments = [*CROSS_ENTROPY.arguments({**NUMBERS, **given}), vector]
+    operator = torch.ops.ascend_grad.cross_entropy_hvp.default
+    torch.library.opcheck(operator, arguments)
+    # The Hessian is symmetric.
+    above = torch.rand(5, 9, dtype=torch.float64)
+    (found,) = torch.autograd.grad(operator(*arguments[:-1], vector.requires_grad_()), vector, above)
+    torch.testing.assert_close(found, operator(*arguments[:-1], above))
