@@ -3,7 +3,7 @@
 The formulas are in loss.h, for logits relative to the maximum.
 """
 
-from libc.math cimport NAN, isinf
+from libc.math cimport NAN, fabs, isinf
 from libc.stdint cimport int64_t, uint16_t
 
 from ascend_grad._cross_entropy_rows cimport (
@@ -405,16 +405,10 @@ cdef inline double vector_at(const CrossEntropy *x, Py_ssize_t i) noexcept nogil
     return (<const double *>x.vector)[i] if x.o.is_double else (<const float *>x.vector)[i]
 
 
-cdef inline double slope_in_tiles(const CrossEntropy *x, double value, double slope) noexcept nogil:
-    """Return a derivative of the softcap, 1 - value^2, with the roundings of the kernels."""
-    cdef float single = <float>value, square = single * single
-    return slope if x.o.is_double else 1 - square
-
-
 cdef void bend_at_targets(const CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
     """Replace z / cap at the targets by the Hessian's result there, from the gradients at the targets."""
     cdef Py_ssize_t i, k, at
-    cdef double e, value, slope, factor = 1, v
+    cdef double e, value, slope, factor = 1, v, others
     for k in range(x.o.target_count):
         for i in range(count):
             at = k * x.pitch + i
@@ -425,11 +419,13 @@ cdef void bend_at_targets(const CrossEntropy *x, Py_ssize_t count, Rows *r) noex
                 value = (r.at_one[i] if e == 1 else e * (r.first[i] + e * r.second[i])) * slope
             else:
                 factor = vector_at(x, r.numbers[i] * x.s.p.n + r.t.entries[at])
-                # The sums at the maximum have this product with the same roundings, so that their difference may be 0.
-                v = factor * slope_in_tiles(x, r.at_targets[at], slope)
-                v = v if x.o.is_double else <float>v
+                v = factor * slope
                 if e == 1:
-                    value = r.at_one[i] * v + r.second[i] * (r.others[i] + (r.at_largest[i] - v))
+                    # Of a single maximum the difference is 0, up to the roundings of the kernel.
+                    others = r.at_largest[i] - v
+                    if fabs(others) <= (1e-15 if x.o.is_double else 1e-6) * fabs(v):
+                        others = 0
+                    value = r.at_one[i] * v + r.second[i] * (r.others[i] + others)
                 else:
                     value = e * (r.first[i] * v + r.second[i] * (r.others[i] + r.at_largest[i]))
             r.at_targets[at] = value * slope + r.t.logits[at] * (bend_of(x) * r.at_targets[at]) * factor
