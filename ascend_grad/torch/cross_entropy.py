@@ -98,7 +98,8 @@ def _second_order(
         of_above = products.sum(dims) if problem["reduction"] == "none" else products.sum()
         found.append(of_above.to(above.dtype))
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        # A derivative of third order raises. Other nodes than those of the vectors make it, so that these still work.
+        # Zeros that depend on the input make a derivative of third order raise. Derivatives with respect to the vector
+        # do not pass through the zeros.
         arguments = [each for each in (saved[0], above) if each is not None]
         zeros = without_second_order(_NAME, [torch.zeros_like(each) for each in found], arguments)
         found = [each + zero for each, zero in zip(found, zeros)]

@@ -396,7 +396,7 @@ register(
     _linear_cross_entropy_fake,
     one_after_another,
 )
-#: The operator of products of the Hessian and a vector, the last argument. The others are those of the loss.
+#: The operator of products of the Hessian and a vector. Its arguments are the arguments of the loss, then the vector.
 PRODUCT = "cross_entropy_hvp"
 register(
     PRODUCT,

@@ -421,7 +421,7 @@ cdef void bend_at_targets(const CrossEntropy *x, Py_ssize_t count, Rows *r) noex
                 factor = vector_at(x, r.numbers[i] * x.s.p.n + r.t.entries[at])
                 v = factor * slope
                 if e == 1:
-                    # Of a single maximum the difference is 0, up to the roundings of the kernel.
+                    # If a row has one maximum, `at_largest` is v up to the roundings of the kernel.
                     others = r.at_largest[i] - v
                     if fabs(others) <= (1e-15 if x.o.is_double else 1e-6) * fabs(v):
                         others = 0

@@ -401,26 +401,27 @@ cdef void sum_splits(CrossEntropy *x, Team *team, ag_row_op which, double *sums)
     run_phase(&x.s, team, COMBINE_SUM, x.s.p.rows)
 
 
-cdef void sum_dense_splits(CrossEntropy *x, Team *team, Rows *r) noexcept nogil:
-    """Compute the three sums of dense targets of all rows of a problem that is split."""
+cdef void combine_further(CrossEntropy *x, Team *team, int which, double *to) noexcept nogil:
+    """Combine the sums of all splits that are number `which` of `further_sums`."""
     cdef double *sums = x.s.sums
-    sum_splits(x, team, AG_LOSS_EXP_OF_DENSE, r.deficit)
-    x.s.sums, x.s.sum = x.further_sums, r.below
-    run_phase(&x.s, team, COMBINE_SUM, x.s.p.rows)
-    x.s.sums, x.s.sum = x.further_sums + x.s.plan.segments * x.s.p.rows, r.at_max
+    x.s.sums, x.s.sum = x.further_sums + which * x.s.plan.segments * x.s.p.rows, to
     run_phase(&x.s, team, COMBINE_SUM, x.s.p.rows)
     x.s.sums = sums
+
+
+cdef void sum_dense_splits(CrossEntropy *x, Team *team, Rows *r) noexcept nogil:
+    """Compute the three sums of dense targets of all rows of a problem that is split."""
+    sum_splits(x, team, AG_LOSS_EXP_OF_DENSE, r.deficit)
+    combine_further(x, team, 0, r.below)
+    combine_further(x, team, 1, r.at_max)
 
 
 cdef void sum_product_splits(CrossEntropy *x, Team *team, Rows *r) noexcept nogil:
     """Compute the sums of the exponentials times the vector of all rows of a problem that is split."""
-    cdef double *sums = x.s.sums
     x.sums_products = True
     sum_splits(x, team, AG_LOSS_EXP, r.others)
     x.sums_products = False
-    x.s.sums, x.s.sum = x.further_sums, r.at_largest
-    run_phase(&x.s, team, COMBINE_SUM, x.s.p.rows)
-    x.s.sums = sums
+    combine_further(x, team, 0, r.at_largest)
 
 
 cdef void run_split_phases(CrossEntropy *x, Team *team) noexcept nogil:

@@ -111,7 +111,7 @@ def test_the_document_lists_what_the_limits_say(system) -> None:
 
 
 def test_the_reason_is_about_ids(system) -> None:
-    """Where only probabilities are computed, the reason against ids does not deny the whole operator."""
+    """A device that only computes probabilities refuses ids for a reason that names ids."""
     system("Ascend310P3")
     logits = np.zeros((2, 3), np.float32)
     reason = "the operator of ids exists on 910B, 910_93, 950 alone, this device is 310P"

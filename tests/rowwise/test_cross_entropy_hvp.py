@@ -32,7 +32,7 @@ OF_THE_LOSS = ("outputs", "return_grad", "grad_lse", "grad_entropy")
 
 
 def with_vector(key: object, arguments: dict[str, Any], dtype: str | None = None) -> dict[str, Any]:
-    """Return the arguments of a loss without those of outputs, and with a vector in a dtype, by default the input's."""
+    """Return arguments of a loss without the arguments of its outputs, but with a vector in a dtype."""
     x = arguments["input"]
     vector = generator("vector", key, x.shape).standard_normal(x.shape).astype(DTYPES[dtype] if dtype else x.dtype)
     return {name: each for name, each in arguments.items() if name not in OF_THE_LOSS} | {"vector": vector}

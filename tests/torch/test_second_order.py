@@ -28,7 +28,7 @@ def problem_of(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0):
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("shape", [(5, 7), (3, 4, 6)])
 def test_double_backward(shape, reduction, dtype):
-    """The derivatives with respect to the logits and to the upstream gradient are those of PyTorch's loss."""
+    """Derivatives with respect to the logits and to the upstream gradient equal the derivatives of PyTorch's loss."""
     x, target, weight, vector = problem_of(shape, dtype)
     above = torch.rand(target.shape if reduction == "none" else (), dtype=torch.float64).requires_grad_()
     found = []

@@ -26,7 +26,7 @@ AG_INLINE V K(quadratic_value)(V e, const K(quadratic) *q)
 AG_INLINE V K(product_value)(V e, V v, const K(quadratic) *q)
 {
     const V none = {0}, sum = q->others + q->at_max;
-    /* Of a single maximum, at_max - v is 0. */
+    /* If a row has one maximum, at_max is v there, and the difference is 0. */
     const V largest = V_(fma)(q->at_one, v, q->second * (q->others + (q->at_max - v)));
     const V value = V_(select)(e == 1, largest, e * V_(fma)(q->first, v, q->second * sum));
     return V_(select)(K(quadratic_is_zero)(q), none, value);
