@@ -332,7 +332,8 @@ class _LogitsLoss(_Loss):
         self._full = {name: np.zeros(self._logits.shape) for name in arguments["outputs"] if OUTPUTS[name].is_of_logits}
         self._vector = None
         if arguments.get("vector") is not None:
-            self._vector = _rows(arguments["vector"], axis).reshape(self._logits.shape)
+            vector = arguments["vector"].astype(input.dtype, copy=False)
+            self._vector = _rows(vector, axis).reshape(self._logits.shape)
             self._full["product"] = np.zeros(self._logits.shape)
 
     def chunks(self):
