@@ -44,6 +44,7 @@ from ascend_grad._rowwise_schedule cimport (
     column_tile,
     gather,
     row_tile,
+    run_combination,
     run_phase,
     scatter,
     scatter_columns,
@@ -398,7 +399,7 @@ cdef void sum_splits(CrossEntropy *x, Team *team, ag_row_op which, double *sums)
     x.s.sum = sums
     x.s.phase = SPLIT_SUM
     _tasks.run_phase(team, sum_split, x, x.s.plan.blocks * x.s.plan.splits, True)
-    run_phase(&x.s, team, COMBINE_SUM, x.s.p.rows)
+    run_combination(&x.s, team, COMBINE_SUM, x.s.p.rows)
 
 
 cdef void sum_dense_splits(CrossEntropy *x, Team *team, Rows *r) noexcept nogil:
@@ -406,9 +407,9 @@ cdef void sum_dense_splits(CrossEntropy *x, Team *team, Rows *r) noexcept nogil:
     cdef double *sums = x.s.sums
     sum_splits(x, team, AG_LOSS_EXP_OF_DENSE, r.deficit)
     x.s.sums, x.s.sum = x.further_sums, r.below
-    run_phase(&x.s, team, COMBINE_SUM, x.s.p.rows)
+    run_combination(&x.s, team, COMBINE_SUM, x.s.p.rows)
     x.s.sums, x.s.sum = x.further_sums + x.s.plan.segments * x.s.p.rows, r.at_max
-    run_phase(&x.s, team, COMBINE_SUM, x.s.p.rows)
+    run_combination(&x.s, team, COMBINE_SUM, x.s.p.rows)
     x.s.sums = sums
 
 
@@ -419,7 +420,7 @@ cdef void sum_product_splits(CrossEntropy *x, Team *team, Rows *r) noexcept nogi
     sum_splits(x, team, AG_LOSS_EXP, r.others)
     x.sums_products = False
     x.s.sums, x.s.sum = x.further_sums, r.at_largest
-    run_phase(&x.s, team, COMBINE_SUM, x.s.p.rows)
+    run_combination(&x.s, team, COMBINE_SUM, x.s.p.rows)
     x.s.sums = sums
 
 
@@ -431,7 +432,7 @@ cdef void run_split_phases(CrossEntropy *x, Team *team) noexcept nogil:
     begin_rows(x, 0, s.p.rows, &r)
     s.max = r.max
     run_phase(s, team, SPLIT_MAX, tasks)
-    run_phase(s, team, COMBINE_MAX, s.p.rows)
+    run_combination(s, team, COMBINE_MAX, s.p.rows)
     sum_splits(x, team, AG_LOSS_EXP, r.rest)
     for row in range(s.p.rows):
         has_near_one = has_near_one or (r.scale[row] > 0 and r.rest[row] < AG_ACCURATE_SUM)
@@ -450,7 +451,7 @@ cdef void run_split_phases(CrossEntropy *x, Team *team) noexcept nogil:
     if x.predicted != NULL:
         _tasks.run_phase(team, find_in_split, x, tasks, True)
         s.max = r.factor
-        run_phase(s, team, COMBINE_MAX, s.p.rows)  # the first place is the largest negative one
+        run_combination(s, team, COMBINE_MAX, s.p.rows)  # the first place is the largest negative one
         s.max = r.max
         for row in range(s.p.rows):
             x.predicted[r.numbers[row]] = <int64_t>-r.factor[row] % s.p.n
