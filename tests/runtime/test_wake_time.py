@@ -43,6 +43,11 @@ def test_a_team_that_was_used_a_moment_ago_needs_no_waking():
     assert _threads.threads_after(0, 0, 60e3) == 4
 
 
+def test_a_call_has_a_thread_for_every_15_microseconds():
+    sizes = [_threads.threads_after(0, 0, cost) for cost in (9e3, 14e3, 16e3, 31e3, 46e3, 1e6)]
+    assert sizes == [1, 1, 2, 3, 4, 4]
+
+
 def test_calls_back_to_back_start_a_team():
     """The serial times of calls that follow each other add up; a pause ends the sum."""
     wake_in(3e6)
