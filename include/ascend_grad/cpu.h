@@ -4,35 +4,67 @@
 
 #include <sched.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "base.h"
+
+/* Open a file in which Linux describes the cache `index` of CPU 0, or return NULL. */
+static AG_UNUSED FILE *ag_open_cache(int index, const char *name)
+{
+    char path[80];
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/%s", index, name);
+    return fopen(path, "r");
+}
+
+/* Open a file that describes the data (or unified) cache of a level, or return NULL. */
+static AG_UNUSED FILE *ag_open_data_cache(int level, const char *name)
+{
+    for (int index = 0; index < 8; index++) {
+        char type[16] = "";
+        int found = 0;
+        FILE *file = ag_open_cache(index, "level");
+        if (!file) break;
+        if (fscanf(file, "%d", &found) != 1) found = 0;
+        fclose(file);
+        if (found != level || !(file = ag_open_cache(index, "type"))) continue;
+        if (fscanf(file, "%15s", type) != 1) type[0] = 0;
+        fclose(file);
+        if (type[0] != 'I') return ag_open_cache(index, name);
+    }
+    return NULL;
+}
 
 /* Return the bytes of the data (or unified) cache of a level, as Linux describes CPU 0, or `fallback` if it does not.
  * (sysconf reads cpuid, which may describe the host's cache in a virtual machine.) */
 static AG_UNUSED long ag_cache_size(int level, long fallback)
 {
-    for (int index = 0; index < 8; index++) {
-        char path[80], type[16] = "";
-        int found = 0;
-        long kib = 0;
-        FILE *file;
-        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/level", index);
-        if (!(file = fopen(path, "r"))) break;
-        if (fscanf(file, "%d", &found) != 1) found = 0;
-        fclose(file);
-        if (found != level) continue;
-        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/type", index);
-        if (!(file = fopen(path, "r"))) continue;
-        if (fscanf(file, "%15s", type) != 1) type[0] = 0;
-        fclose(file);
-        if (type[0] == 'I') continue;
-        snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", index);
-        if (!(file = fopen(path, "r"))) continue;
-        if (fscanf(file, "%ldK", &kib) != 1) kib = 0;
-        fclose(file);
-        if (kib > 0) return kib * 1024;
+    long kib = 0;
+    FILE *file = ag_open_data_cache(level, "size");
+    if (!file) return fallback;
+    if (fscanf(file, "%ldK", &kib) != 1) kib = 0;
+    fclose(file);
+    return kib > 0 ? kib * 1024 : fallback;
+}
+
+/* Return how many caches of a level the machine has, if all are shared by as many CPUs as the one of CPU 0; at least 1. */
+static AG_UNUSED int ag_cache_count(int level)
+{
+    const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    long sharers = 0, first, last;
+    FILE *file = ag_open_data_cache(level, "shared_cpu_list"); /* such as 0-7,64-71 */
+    if (!file) return 1;
+    while (fscanf(file, "%ld", &first) == 1) {
+        last = first;
+        int next = getc(file);
+        if (next == '-') {
+            if (fscanf(file, "%ld", &last) != 1) last = first;
+            next = getc(file);
+        }
+        sharers += last - first + 1;
+        if (next != ',') break;
     }
-    return fallback;
+    fclose(file);
+    return sharers > 0 && cpus > sharers ? (int)((cpus + sharers - 1) / sharers) : 1;
 }
 
 /* Return how many cores the calling thread may run on, at least 1. (Needs _GNU_SOURCE, which Python.h defines.) */

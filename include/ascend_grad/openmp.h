@@ -227,6 +227,14 @@ static void ag_record_pool(int threads)
     if (threads > 1 && !omp_in_parallel()) ag_pool = threads;
 }
 
+/* Return the number of threads with which OpenMP starts a team of fewer threads. libgomp ends the threads of its pool that a
+ * smaller team does not need, and the next larger team creates them again. If they are awake and have cores, they rather join
+ * the smaller team, without work. */
+static int ag_threads_to_start(int threads, int cores, int are_awake)
+{
+    return threads < ag_pool && ag_pool <= cores && are_awake && !omp_in_parallel() ? ag_pool : threads;
+}
+
 /* Return how many cores the calling thread's team may run on. OpenMP may have bound the calling thread to one of them: its
  * threads then run on the cores of its places. Otherwise the threads of a team have the affinity of the calling thread. */
 static int ag_usable_cores(void)
@@ -246,6 +254,7 @@ static int ag_usable_cores(void)
 #define ag_may_start_team(threads) 1
 #define ag_can_start_team(threads) 1
 #define ag_record_pool(threads)
+#define ag_threads_to_start(threads, cores, are_awake) (threads)
 #define ag_usable_cores() ag_affinity_cores()
 
 #endif

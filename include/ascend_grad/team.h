@@ -22,7 +22,9 @@
 enum {
     AG_SPIN_LIMIT = 10000, /* spins before a thread sleeps, about 0.5 ms: sleeping threads take long to wake, on virtual
                               machines above all */
-    AG_MAX_PARTITIONS = 16 /* parts of a phase's tasks at most; threads share parts if there are more of them */
+    AG_MAX_PARTITIONS = 16, /* parts of a phase's tasks at most; threads share parts if there are more of them */
+    AG_LINE = 128           /* bytes that one core may write without taking a cache line from another one: CPUs fetch
+                               lines in pairs */
 };
 
 /* A truth value that one thread writes while others read it. */
@@ -32,13 +34,15 @@ typedef _Atomic int ag_flag;
 typedef struct {
     uint32_t value;
     uint32_t sleepers;
-} ag_event;
+} __attribute__((aligned(AG_LINE))) ag_event;
 
-/* A range of adjacent tasks, on a separate cache line. */
+/* A range of adjacent tasks. */
 typedef struct {
     ptrdiff_t unfetched; /* number of tasks that no thread has fetched */
-} __attribute__((aligned(64))) ag_partition;
+} __attribute__((aligned(AG_LINE))) ag_partition;
 
+/* What the primary thread writes between phases, what threads wait for, what they write at the end of a phase, and each
+ * partition lie on separate lines: a thread that completes tasks does not disturb those that wait for the next phase. */
 typedef struct {
     int size, cores;     /* number of threads, and how many of them can run at a time */
     int spin_limit;      /* spins before a thread sleeps */
@@ -47,7 +51,7 @@ typedef struct {
     int partition_count; /* number of its partitions */
     ag_event phase;      /* number of the current phase, starting at 1 */
     ag_event complete;   /* number of tasks of the current phase that are complete */
-    int64_t busy;        /* CPU time of all threads in the phases, in nanoseconds */
+    int64_t busy __attribute__((aligned(AG_LINE))); /* CPU time of all threads in the phases, in nanoseconds */
     int64_t arrival;     /* when the last thread arrived that has recorded it, of the monotonic clock; 0: none */
     ag_partition partitions[AG_MAX_PARTITIONS];
 } ag_team;
@@ -149,8 +153,9 @@ static AG_UNUSED uint32_t ag_team_wait_phase(ag_team *team, uint32_t phase)
 static AG_UNUSED ptrdiff_t ag_team_fetch_task(ag_team *team, int thread)
 {
     const int count = __atomic_load_n(&team->partition_count, __ATOMIC_RELAXED); /* perhaps of the phase before */
+    const int first = (int)((int64_t)thread * count / team->size); /* adjacent threads, which may share an L3, share one */
     for (int k = 0; k < count; k++) {
-        const int p = (thread + k) % count;
+        const int p = (first + k) % count;
         ptrdiff_t *unfetched = &team->partitions[p].unfetched, left = __atomic_load_n(unfetched, __ATOMIC_RELAXED);
         while (left > 0) {
             if (__atomic_compare_exchange_n(unfetched, &left, left - 1, 1, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
@@ -162,11 +167,12 @@ static AG_UNUSED ptrdiff_t ag_team_fetch_task(ag_team *team, int thread)
     return -1;
 }
 
-/* Count a fetched task as complete. From then on the phase may end, and another one may begin. */
-static AG_UNUSED void ag_team_complete_task(ag_team *team)
+/* Count the tasks that a thread has fetched in a phase as complete, once it finds no other one. From then on the phase may
+ * end, and another one may begin. */
+static AG_UNUSED void ag_team_complete_tasks(ag_team *team, uint32_t count)
 {
     const uint32_t tasks = (uint32_t)team->tasks;
-    if (__atomic_add_fetch(&team->complete.value, 1, __ATOMIC_SEQ_CST) == tasks) ag_event_wake(&team->complete, 1);
+    if (__atomic_add_fetch(&team->complete.value, count, __ATOMIC_SEQ_CST) == tasks) ag_event_wake(&team->complete, 1);
 }
 
 /* Drop the tasks of the phase that no thread has fetched; called by the primary thread. */

@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t
 
 from ascend_grad cimport _tasks
 from ascend_grad._kernels cimport AG_FLOAT32, ag_convert, ag_dtype, ag_itemsize, ag_variant
-from ascend_grad._linear_grid cimport Grid, Part, grid_of, part_of, with_tiles_together
+from ascend_grad._linear_grid cimport Grid, Part, grid_of, part_of
 from ascend_grad._linear_kernels cimport (
     AG_FROM_LOGITS,
     AG_FROM_PRODUCT,
@@ -39,13 +39,16 @@ from ascend_grad._linear_problem cimport SEGMENT, convert_segment, has_dense_row
 from ascend_grad._linear_results cimport finish_statistics
 from ascend_grad._linear_run cimport new_block, rows_of, select_chunk
 from ascend_grad._linear_top_k cimport finish_top_k, top_k_of
-from ascend_grad._memory cimport ALIGNMENT, aligned, ceil_div
+from ascend_grad._memory cimport ALIGNMENT, align_up, aligned, ceil_div
 
 # Most columns of the logits for which a matrix unit reads its left operand in place. Tiles of rows that are not aligned load
 # slower than packed ones, which matters if they are loaded often. Measured.
 cdef Py_ssize_t MAX_UNIT_COLUMNS = 256
-# Rows of a task that merges statistics.
+# Rows of a task that merges statistics: at most, and a multiple of a vector's lanes.
 cdef Py_ssize_t MERGED_ROWS = 1024
+cdef Py_ssize_t MERGED_TOGETHER = 32
+# Tasks of each thread that merge statistics, if there are enough rows.
+cdef Py_ssize_t MERGES = 4
 # Rows of a task that merges lists of the largest logits.
 cdef Py_ssize_t LISTS_PER_TASK = 32
 # Most rows of a task that converts sums.
@@ -297,11 +300,15 @@ cdef void compute_tiles(const void *context, Py_ssize_t task, int thread) noexce
 cdef void run_tiles(Packed *s, ag_linear_source source, ag_linear_result result) noexcept nogil:
     """Compute or load the tiles of the selected pair, and turn them into statistics or into P."""
     cdef Tiles tiles
+    cdef Py_ssize_t multiple = 1
     tiles.kernels, tiles.block, tiles.source, tiles.result = s.run.plan.kernels, &s.block, source, result
-    tiles.grid = grid_of(tiles.kernels, s.block.vocab.size, s.block.chunk.rows, s.block.hidden)
     if source == AG_FROM_PRODUCT and s.block.packed.weight_is_left:  # tasks begin at panels of X
-        tiles.grid = with_tiles_together(tiles.grid, tiles.kernels.nr // tiles.kernels.mr)
-    _tasks.run_phase(s.run.team, compute_tiles, &tiles, tiles.grid.tasks, False)
+        multiple = tiles.kernels.nr // tiles.kernels.mr
+    tiles.grid = grid_of(
+        tiles.kernels, s.block.vocab.size, s.block.chunk.rows, s.block.hidden, s.run.team.team.size, multiple
+    )
+    # A thread begins with the panels that it has packed.
+    _tasks.run_phase(s.run.team, compute_tiles, &tiles, tiles.grid.tasks, True)
 
 
 ctypedef struct Merge:
@@ -317,6 +324,13 @@ cdef void merge_rows(const void *context, Py_ssize_t task, int thread) noexcept 
     merge.kernel(merge.block, row, min(row + merge.rows_per_task, merge.block.chunk.rows))
 
 
+cdef Py_ssize_t merged_rows(const Packed *s) noexcept nogil:
+    """Return the rows of a task that merges statistics."""
+    cdef int threads = s.run.team.team.size
+    cdef Py_ssize_t rows = ceil_div(s.block.chunk.rows, MERGES * threads) if threads > 1 else MERGED_ROWS
+    return min(align_up(max(rows, <Py_ssize_t>1), MERGED_TOGETHER), MERGED_ROWS)
+
+
 cdef void add_statistics(Packed *s, ag_linear_result result) noexcept nogil:
     """Merge the selected pair, which is packed, into the statistics or the lists of its rows."""
     cdef Merge merge
@@ -325,7 +339,7 @@ cdef void add_statistics(Packed *s, ag_linear_result result) noexcept nogil:
     if result == AG_TO_TOP_K:
         merge.kernel, merge.rows_per_task = s.run.plan.kernels.merge_top_k, LISTS_PER_TASK
     else:
-        merge.kernel, merge.rows_per_task = s.run.plan.kernels.merge_max_sum, MERGED_ROWS
+        merge.kernel, merge.rows_per_task = s.run.plan.kernels.merge_max_sum, merged_rows(s)
     _tasks.run_phase(s.run.team, merge_rows, &merge, ceil_div(s.block.chunk.rows, merge.rows_per_task), False)
 
 
@@ -356,11 +370,16 @@ cdef void run_products(Packed *s) noexcept nogil:
     products.kernels, products.block = s.run.plan.kernels, block
     products.input_grad.tasks = products.weight_grad.tasks = 0
     if s.run.plan.work.with_input_grad:
-        products.input_grad = grid_of(products.kernels, block.hidden, block.chunk.rows, block.vocab.size)
+        products.input_grad = grid_of(
+            products.kernels, block.hidden, block.chunk.rows, block.vocab.size, s.run.team.team.size, 1
+        )
     if s.run.plan.work.with_weight_grad:
-        products.weight_grad = grid_of(products.kernels, block.hidden, block.vocab.size, block.chunk.rows)
+        products.weight_grad = grid_of(
+            products.kernels, block.hidden, block.vocab.size, block.chunk.rows, s.run.team.team.size, 1
+        )
+    # In partitions, so that many threads do not wait for the number of the next task.
     _tasks.run_phase(
-        s.run.team, multiply, &products, products.input_grad.tasks + products.weight_grad.tasks, False
+        s.run.team, multiply, &products, products.input_grad.tasks + products.weight_grad.tasks, True
     )
 
 

@@ -126,7 +126,9 @@ cdef void set_matrices(Problem *p, const View *input, const View *weight) noexce
 cdef bint holds_sums(const ag_matrix *matrix, int acc_size) noexcept nogil
 cdef bint is_rounded_by_kernels(const ag_matrix *matrix, int acc_size) noexcept nogil
 cdef bint has_dense_rows(const ag_matrix *matrix, Py_ssize_t columns) noexcept nogil
-cdef bint use_nontemporal_stores(const ag_matrix *matrix, Py_ssize_t rows, Py_ssize_t columns) noexcept nogil
+cdef bint use_nontemporal_stores(
+    const ag_matrix *matrix, Py_ssize_t rows, Py_ssize_t columns, int threads
+) noexcept nogil
 cdef void convert_segment(
     ag_variant variant, int acc_size, const char *source, const ag_matrix *to, Py_ssize_t row, Py_ssize_t begin,
     Py_ssize_t n

@@ -65,9 +65,11 @@ cdef bint has_dense_rows(const ag_matrix *matrix, Py_ssize_t columns) noexcept n
     return matrix.step == itemsize and matrix.row_stride == columns * itemsize and not matrix.swapped
 
 
-cdef bint use_nontemporal_stores(const ag_matrix *matrix, Py_ssize_t rows, Py_ssize_t columns) noexcept nogil:
-    """Return whether a result is so large that its stores should bypass the caches."""
-    return rows * columns * ag_itemsize[<int>matrix.dtype] >= max(_cpu.cache_size(3) // 2, 1 << 20)
+cdef bint use_nontemporal_stores(
+    const ag_matrix *matrix, Py_ssize_t rows, Py_ssize_t columns, int threads
+) noexcept nogil:
+    """Return whether a result is so large that a team's stores should bypass the caches."""
+    return rows * columns * ag_itemsize[<int>matrix.dtype] >= max(_cpu.shared_cache_size(threads) // 2, 1 << 20)
 
 
 cdef void convert_segment(

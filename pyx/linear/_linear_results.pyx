@@ -37,6 +37,9 @@ from ascend_grad._linear_problem cimport (
 )
 from ascend_grad._memory cimport align_up, ceil_div
 
+# Least rows of a task that finishes statistics, which then takes longer than the begin of a phase, and tasks of each thread.
+cdef Py_ssize_t FINISHED_ROWS = 256
+cdef Py_ssize_t FINISHES = 4
 # Most elements of a task that computes probabilities.
 cdef Py_ssize_t PROBABILITIES_PER_TASK = 1 << 16
 
@@ -104,28 +107,40 @@ cdef double sum_dense_weights(const Problem *p, Py_ssize_t i, int64_t without) n
     return ag_sum_total(total)
 
 
+ctypedef struct Finish:
+    # The phase that finishes the statistics of rows.
+    const Run *run
+    Py_ssize_t begin, end
+    Py_ssize_t rows                   # rows of a task
+
+
+cdef void finish_rows(const void *context, Py_ssize_t task, int thread) noexcept nogil:
+    cdef const Finish *finish = <const Finish *>context
+    cdef const Run *run = finish.run
+    cdef int acc_size = run.plan.kernels.acc_size
+    cdef bint is_double = acc_size == 8, is_loss = run.p.rest != NULL
+    cdef Py_ssize_t i, first = finish.begin + task * finish.rows
+    cdef double sum_exp
+    for i in range(first, min(first + finish.rows, finish.end)):
+        sum_exp = ag_sum_total(run.sums[i])
+        if number(run.p.logits_max, i, is_double) == -INFINITY and is_active(&run.p.rows, i, acc_size):
+            sum_exp = NAN
+        set_number(run.p.sum_exp, i, is_double, sum_exp)
+        if is_loss:
+            finish_row(run.p, i, sum_exp)
+
+
 cdef void finish_statistics(const Run *run, Py_ssize_t begin, Py_ssize_t end) noexcept nogil:
     """Write the sums of exponentials of rows [begin, end), and what gradients of a loss read.
 
     The sum is NaN if all logits of the row are -inf, and 0 if the row is not active.
     """
-    cdef int acc_size = run.plan.kernels.acc_size
-    cdef bint is_double = acc_size == 8
-    cdef Py_ssize_t i
-    cdef double sum_exp
-    cdef bint is_loss = run.p.rest != NULL
-    cdef ag_fpenv mode
-    while begin < end and not _tasks.is_cancelled(run.team, 0):
-        mode = ag_fpenv_enter()
-        for i in range(begin, min(begin + ROWS_PER_CHECK, end)):
-            sum_exp = ag_sum_total(run.sums[i])
-            if number(run.p.logits_max, i, is_double) == -INFINITY and is_active(&run.p.rows, i, acc_size):
-                sum_exp = NAN
-            set_number(run.p.sum_exp, i, is_double, sum_exp)
-            if is_loss:
-                finish_row(run.p, i, sum_exp)
-        ag_fpenv_leave(mode)
-        begin += ROWS_PER_CHECK
+    cdef Finish finish
+    cdef int threads = run.team.team.size
+    finish.run, finish.begin, finish.end = run, begin, end
+    finish.rows = max(FINISHED_ROWS, ceil_div(end - begin, FINISHES * threads))
+    finish.rows = min(finish.rows, <Py_ssize_t>ROWS_PER_CHECK)
+    _tasks.run_phase(run.team, finish_rows, &finish, ceil_div(end - begin, finish.rows), True)
 
 
 cdef int describe_targets(

@@ -37,7 +37,9 @@ cdef void run_rows_streamed(const Run *run) noexcept nogil:
     cdef Py_ssize_t task, entry
     each.run, each.block = run, new_block(run)
     each.block.vocab.start, each.block.vocab.size = 0, run.p.vocab
-    each.nontemporal = use_nontemporal_stores(&run.p.input_grad, run.p.rows.total, run.p.hidden)
+    each.nontemporal = use_nontemporal_stores(
+        &run.p.input_grad, run.p.rows.total, run.p.hidden, run.team.team.size
+    )
     _tasks.run_phase(run.team, stream_rows, &each, run.plan.tasks, False)
     if run.plan.work.with_weight_grad:
         combine_partial_sums(run, &run.p.weight_grad, NULL, run.p.vocab, run.p.vocab)

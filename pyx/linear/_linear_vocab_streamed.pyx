@@ -45,7 +45,9 @@ cdef void run_vocab_streamed(const Run *run) noexcept nogil:
     cdef const Plan *plan = run.plan
     cdef Pass each
     each.run, each.block = run, new_block(run)
-    each.nontemporal = use_nontemporal_stores(&run.p.weight_grad, run.p.vocab, run.p.hidden)
+    each.nontemporal = use_nontemporal_stores(
+        &run.p.weight_grad, run.p.vocab, run.p.hidden, run.team.team.size
+    )
     each.source = AG_FROM_PRODUCT if plan.work.with_logits else AG_FROM_SOFTMAX
     select_chunk(run, 0, &each.block.chunk)
     if plan.work.with_statistics:

@@ -44,6 +44,7 @@ from ascend_grad._rowwise_schedule cimport (
     column_tile,
     gather,
     row_tile,
+    run_combination,
     run_phase,
     scatter,
     scatter_columns,
@@ -398,14 +399,14 @@ cdef void sum_splits(CrossEntropy *x, Team *team, ag_row_op which, double *sums)
     x.s.sum = sums
     x.s.phase = SPLIT_SUM
     _tasks.run_phase(team, sum_split, x, x.s.plan.blocks * x.s.plan.splits, True)
-    run_phase(&x.s, team, COMBINE_SUM, x.s.p.rows)
+    run_combination(&x.s, team, COMBINE_SUM, x.s.p.rows)
 
 
 cdef void combine_further(CrossEntropy *x, Team *team, int which, double *to) noexcept nogil:
     """Combine the sums of all splits that are number `which` of `further_sums`."""
     cdef double *sums = x.s.sums
     x.s.sums, x.s.sum = x.further_sums + which * x.s.plan.segments * x.s.p.rows, to
-    run_phase(&x.s, team, COMBINE_SUM, x.s.p.rows)
+    run_combination(&x.s, team, COMBINE_SUM, x.s.p.rows)
     x.s.sums = sums
 
 
@@ -432,7 +433,7 @@ cdef void run_split_phases(CrossEntropy *x, Team *team) noexcept nogil:
     begin_rows(x, 0, s.p.rows, &r)
     s.max = r.max
     run_phase(s, team, SPLIT_MAX, tasks)
-    run_phase(s, team, COMBINE_MAX, s.p.rows)
+    run_combination(s, team, COMBINE_MAX, s.p.rows)
     sum_splits(x, team, AG_LOSS_EXP, r.rest)
     for row in range(s.p.rows):
         has_near_one = has_near_one or (r.scale[row] > 0 and r.rest[row] < AG_ACCURATE_SUM)
@@ -451,7 +452,7 @@ cdef void run_split_phases(CrossEntropy *x, Team *team) noexcept nogil:
     if x.predicted != NULL:
         _tasks.run_phase(team, find_in_split, x, tasks, True)
         s.max = r.factor
-        run_phase(s, team, COMBINE_MAX, s.p.rows)  # the first place is the largest negative one
+        run_combination(s, team, COMBINE_MAX, s.p.rows)  # the first place is the largest negative one
         s.max = r.max
         for row in range(s.p.rows):
             x.predicted[r.numbers[row]] = <int64_t>-r.factor[row] % s.p.n

@@ -210,7 +210,7 @@ cdef Plan choose_plan(const Problem *p, ag_dtype tile_dtype, const ag_row_kernel
     cdef Layout layout
     cdef bint is_at_once = threads == 1 and is_computed_at_once(p, &layout, kernels)
     cdef int i, turn
-    best.exists, best.memory = False, memory_of(p)
+    best.exists, best.memory = False, memory_of(p, threads)
     for turn in range(2):  # the second turn if the candidate that is forced has no plan; ROW_TILES always has one
         for i in range(CANDIDATE_COUNT):
             if is_at_once and (CANDIDATES[i].layout != layout or CANDIDATES[i].is_split):

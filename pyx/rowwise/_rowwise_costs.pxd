@@ -30,6 +30,6 @@ ctypedef struct Memory:
     Extent[OPERANDS] extents
     int level                         # LINES_L2, LINES_L3 or LINES_MEMORY
 
-cdef Memory memory_of(const Problem *p) noexcept nogil
+cdef Memory memory_of(const Problem *p, int threads) noexcept nogil
 cdef double plain_time(const Problem *p) noexcept nogil
 cdef double cost_of(const Problem *p, const Memory *memory, const Plan *plan) noexcept nogil

@@ -125,8 +125,8 @@ cdef Extent extent_of(
     return extent
 
 
-cdef Memory memory_of(const Problem *p) noexcept nogil:
-    """Return what the operands of a problem take in memory."""
+cdef Memory memory_of(const Problem *p, int threads) noexcept nogil:
+    """Return what the operands of a problem take in memory, and in the caches of a team."""
     cdef Memory memory
     cdef double lines = 0
     cdef int i
@@ -137,7 +137,7 @@ cdef Memory memory_of(const Problem *p) noexcept nogil:
     if lines * 64 <= _cpu.cache_size(2):
         memory.level = LINES_L2
     else:
-        memory.level = LINES_L3 if lines * 64 <= _cpu.cache_size(3) else LINES_MEMORY
+        memory.level = LINES_L3 if lines * 64 <= _cpu.shared_cache_size(threads) else LINES_MEMORY
     return memory
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------

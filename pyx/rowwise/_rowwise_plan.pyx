@@ -273,11 +273,11 @@ cdef bint are_dense_rows(const Problem *p) noexcept nogil:
     return True
 
 
-cdef bint use_nontemporal_stores(const Problem *p, Layout layout) noexcept nogil:
-    """Return whether stores should bypass the cache: the arrays fill most of it, and no input is overwritten."""
+cdef bint use_nontemporal_stores(const Problem *p, Layout layout, int threads) noexcept nogil:
+    """Return whether stores should bypass the caches: the arrays fill most of L3, and no input is overwritten."""
     cdef const Operand *out = &p.operands[OUT]
     cdef Py_ssize_t nbytes = p.rows * p.n * out.itemsize * (3 if has_b(p.op) else 2)
-    if nbytes < _cpu.cache_size(3) // 8 * 5 or out.data == p.operands[A].data or out.data == p.operands[B].data:
+    if nbytes < _cpu.shared_cache_size(threads) // 8 * 5 or out.data == p.operands[A].data or out.data == p.operands[B].data:
         return False
     if layout == COLUMNS:
         # A block of columns has to start on a cache line in every row: non-temporal stores of partial lines are slow.
@@ -339,7 +339,7 @@ cdef Plan new_plan(
     plan.layout = layout
     plan.by_columns = layout == COLUMNS or layout == COLUMN_TILES
     plan.gathers = layout == ROW_TILES or layout == COLUMN_TILES
-    plan.nontemporal = use_nontemporal_stores(p, layout)
+    plan.nontemporal = use_nontemporal_stores(p, layout, threads)
     plan.tile_dtype = tile_dtype
     plan.tile_itemsize = ag_itemsize[<int>tile_dtype]
     plan.segments = ceil_div(p.n, kernels.segment)

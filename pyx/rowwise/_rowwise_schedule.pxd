@@ -25,6 +25,8 @@ ctypedef struct Schedule:
     Py_ssize_t first_block            # first block of the wave
     Py_ssize_t first_row              # first row of the wave
     Py_ssize_t rows                   # rows of a wave
+    Py_ssize_t to_combine             # rows of the wave whose maxima or sums are combined
+    Py_ssize_t combined               # rows of a task of this phase
     double *maxima                    # (splits, rows): maxima of splits
     double *sums                      # (segments, rows): sums of segments
     double *max                       # (rows,): maxima of rows
@@ -45,6 +47,7 @@ cdef const ag_loss_kernels *loss_kernels(const Schedule *s) noexcept nogil
 cdef char *scratch_of(const Schedule *s, int thread) noexcept nogil
 cdef char *tiles_of(const Schedule *s, Py_ssize_t task, int thread) noexcept nogil
 cdef void run_phase(Schedule *s, Team *team, Phase phase, Py_ssize_t tasks) noexcept nogil
+cdef void run_combination(Schedule *s, Team *team, Phase phase, Py_ssize_t rows) noexcept nogil
 cdef Py_ssize_t column_tile(
     const Schedule *s, Py_ssize_t block, Py_ssize_t k, Py_ssize_t length, char *tiles, ag_tile *tile
 ) noexcept nogil

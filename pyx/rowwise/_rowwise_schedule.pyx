@@ -26,7 +26,7 @@ from ascend_grad._kernels cimport (
     ag_sum_add,
     ag_sum_total,
 )
-from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, aligned, arena_alloc, magnitude
+from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, aligned, arena_alloc, ceil_div, magnitude
 from ascend_grad._rowwise_candidates cimport choose_plan, is_computed_at_once, is_plain
 from ascend_grad._rowwise_costs cimport plain_time
 from ascend_grad._rowwise_expanded cimport convert_inputs, expand_rows, place_expanded
@@ -66,11 +66,10 @@ from ascend_grad._rowwise_kernels cimport (
 from ascend_grad._tasks cimport Team
 from ascend_grad.status cimport BAD_ALLOC, SUCCESS, Status
 
-# Least nanoseconds of work of every thread but the first.
-cdef double LEAST_WORK = 15e3
-
 cdef enum:
-    COMBINED_SUMS = 1 << 15           # most sums of segments that one thread combines alone
+    COMBINED_SUMS = 1 << 11           # sums of segments that one thread combines while a team begins a phase. Estimated
+    MOST_COMBINED_SUMS = 1 << 15      # most sums of a task of several rows, so that signals are checked in time
+    COMBINATIONS = 4                  # tasks of each thread that combine sums, if there are as many rows
 
 cdef Py_ssize_t SCRATCH_BYTES = align_up(AG_SCRATCH_BYTES, ALIGNMENT)
 
@@ -93,8 +92,7 @@ cdef void compute_strips(const Problem *p, const ag_row_kernels *kernels) noexce
     """Compute all columns in place, if they are so short that the kernels need no scratch memory."""
     cdef Py_ssize_t inner = p.shape[p.axes - 1], block
     cdef ag_tile tile
-    tile.nontemporal = False
-    tile.fits_l2 = True
+    tile.nontemporal, tile.fits_l2 = False, True
     for block in range(p.rows // inner):
         columns_at(p, block * inner, inner, &tile)
         kernels.columns(&tile, NULL)
@@ -119,17 +117,10 @@ cdef double serial_time(const Problem *p, Plan *serial) noexcept nogil:
     return serial.cost
 
 
-cdef int most_threads(double cost) noexcept nogil:
-    """Return the most threads that have enough work."""
-    return <int>min(1 + cost / LEAST_WORK, 1e6)
-
-
 cdef int threads_of(const Problem *p, int asked) noexcept nogil:
     """Return the number of threads of calls that follow one another. `asked` is the caller's number, or 0."""
     cdef Plan serial
-    cdef double cost = 0 if asked else serial_time(p, &serial)
-    cdef int threads = _threads.expected_threads(cost, asked)
-    return threads if asked else min(threads, most_threads(cost))
+    return _threads.expected_threads(0 if asked else serial_time(p, &serial), asked)
 
 
 cdef int choose_threads(const Problem *p, int asked, Plan *serial) noexcept nogil:
@@ -143,9 +134,7 @@ cdef int choose_threads(const Problem *p, int asked, Plan *serial) noexcept nogi
     if not asked:
         cost = serial_time(p, serial)
     threads = _threads.choose_num_threads(cost, asked)
-    if asked or threads == 1:
-        return threads
-    return 1 if _threads.is_oversubscribed() else min(threads, most_threads(cost))
+    return threads if asked or not _threads.is_oversubscribed() else 1
 
 
 cdef bint compute_at_once(const Problem *p, int threads) noexcept nogil:
@@ -161,7 +150,7 @@ cdef bint compute_at_once(const Problem *p, int threads) noexcept nogil:
     else:
         compute_strips(p, kernels)
     ag_fpenv_leave(mode)
-    _openmp.record_team()
+    _openmp.record_team(1)
     return True
 
 
@@ -312,6 +301,16 @@ cdef void split_write(const Schedule *s, Py_ssize_t task, int thread) noexcept n
         part.out += part.out_stride
     if s.plan.gathers:
         scatter(s, begin, end, k, length, tiles, &tile)
+
+
+cdef void combine(const Schedule *s, Py_ssize_t task) noexcept nogil:
+    """Combine the maxima, or the sums, of the rows of a task."""
+    cdef Py_ssize_t row
+    for row in range(task * s.combined, min((task + 1) * s.combined, s.to_combine)):
+        if s.phase == COMBINE_MAX:
+            combine_max(s, row)
+        else:
+            combine_sum(s, row)
 
 
 cdef void combine_sum(const Schedule *s, Py_ssize_t row) noexcept nogil:
@@ -562,23 +561,26 @@ cdef void run_task(const void *schedule, Py_ssize_t index, int thread) noexcept 
         whole_block(s, index, thread)
     elif s.phase == SPLIT_MAX:
         split_max(s, index, thread)
-    elif s.phase == COMBINE_MAX:
-        combine_max(s, index)
     elif s.phase == SPLIT_SUM:
         split_sum(s, index, thread)
-    elif s.phase == COMBINE_SUM:
-        combine_sum(s, index)
-    else:
+    elif s.phase == SPLIT_WRITE:
         split_write(s, index, thread)
+    else:
+        combine(s, index)
 
 
 cdef void run_phase(Schedule *s, Team *team, Phase phase, Py_ssize_t tasks) noexcept nogil:
     s.phase = phase
-    if (phase == COMBINE_MAX or phase == COMBINE_SUM) and tasks * s.plan.segments <= COMBINED_SUMS:
-        # Waking a team would take longer than a few additions.
-        _tasks.run_serially(team, run_task, s, tasks)
-    else:
-        _tasks.run_phase(team, run_task, s, tasks, not s.plan.nontemporal)
+    _tasks.run_phase(team, run_task, s, tasks, not s.plan.nontemporal)
+
+
+cdef void run_combination(Schedule *s, Team *team, Phase phase, Py_ssize_t rows) noexcept nogil:
+    """Combine the maxima, or the sums, of the segments of these rows of the wave."""
+    cdef Py_ssize_t most = max(MOST_COMBINED_SUMS // s.plan.segments, <Py_ssize_t>1)
+    s.phase, s.to_combine, s.combined = phase, rows, min(ceil_div(rows, COMBINATIONS * s.plan.threads), most)
+    if rows * s.plan.segments <= COMBINED_SUMS:
+        s.combined = rows
+    _tasks.run_phase(team, run_task, s, ceil_div(rows, s.combined), True)
 
 
 cdef void run_phases(void *schedule, Team *team) noexcept nogil:
@@ -594,9 +596,9 @@ cdef void run_phases(void *schedule, Team *team) noexcept nogil:
         rows = min(s.rows, s.p.rows - s.first_row)
         if is_forward(s.p.op):
             run_phase(s, team, SPLIT_MAX, tasks)
-            run_phase(s, team, COMBINE_MAX, rows)
+            run_combination(s, team, COMBINE_MAX, rows)
         run_phase(s, team, SPLIT_SUM, tasks)
-        run_phase(s, team, COMBINE_SUM, rows)
+        run_combination(s, team, COMBINE_SUM, rows)
         run_phase(s, team, SPLIT_WRITE, tasks)
         s.first_block += blocks
 

@@ -4,6 +4,7 @@ from ascend_grad._kernels cimport (
     AG_VARIANT_AMX_BF16,
     AG_VARIANT_COUNT,
     ag_best_variant,
+    ag_cache_count,
     ag_cache_size,
     ag_unsupported_reason,
     ag_variant,
@@ -55,11 +56,15 @@ cdef ag_variant _best_without_amx = ag_best_variant(AG_VARIANT_AMX_BF16)
 # Bytes of the L1, L2 and L3 caches, read once, as calls should not open files. If Linux does not tell them, sizes of
 # small CPUs are assumed. They determine the sizes of blocks, never the order of a sum.
 cdef long[4] _cache_sizes
+# Number of L3 caches of the machine.
+cdef int _l3_count
 
 
-def force_cache_sizes(sizes=None):
-    """Assume these sizes of L1, L2 and L3 in bytes, or for None the sizes that the system tells."""
+def force_cache_sizes(sizes=None, l3_count=None):
+    """Assume these sizes of L1, L2 and L3 in bytes, and this number of L3 caches, or for None what the system tells."""
+    global _l3_count
     cdef int level
+    _l3_count = l3_count or ag_cache_count(3)
     for level in range(1, 4):
         _cache_sizes[level] = sizes[level - 1] if sizes else ag_cache_size(level, [0, 32 << 10, 512 << 10, 8 << 20][level])
 
@@ -87,7 +92,13 @@ cdef ag_variant active() noexcept nogil:
 
 
 cdef long cache_size(int level) noexcept nogil:
+    """Return the bytes of one cache of this level."""
     return _cache_sizes[level]
+
+
+cdef Py_ssize_t shared_cache_size(int threads) noexcept nogil:
+    """Return the bytes of all L3 caches that a team uses. Linux places its threads on as many of them as there are."""
+    return <Py_ssize_t>_cache_sizes[3] * max(1, min(threads, _l3_count))
 
 
 def supported_variants():

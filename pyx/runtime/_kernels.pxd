@@ -12,6 +12,7 @@ cdef extern from "ascend_grad/base.h" nogil:
 
 cdef extern from "ascend_grad/cpu.h" nogil:
     long ag_cache_size(int level, long fallback)
+    int ag_cache_count(int level)
 
 cdef extern from "ascend_grad/foreach_isa.h" nogil:
     ctypedef enum ag_variant:
@@ -108,7 +109,7 @@ cdef extern from "ascend_grad/team.h" nogil:
     void ag_team_shutdown(ag_team *team)
     uint32_t ag_team_wait_phase(ag_team *team, uint32_t phase)
     Py_ssize_t ag_team_fetch_task(ag_team *team, int thread)
-    void ag_team_complete_task(ag_team *team)
+    void ag_team_complete_tasks(ag_team *team, uint32_t count)
     void ag_team_cancel_phase(ag_team *team)
     void ag_team_end_phase(ag_team *team)
     void ag_team_arrive(ag_team *team)

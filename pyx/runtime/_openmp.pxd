@@ -8,4 +8,5 @@ cdef bint may_start_team(int threads) noexcept nogil
 cdef bint can_start_team(int threads) noexcept nogil
 cdef void record_pool(int threads) noexcept nogil
 cdef int team_size() noexcept nogil
-cdef void record_team() noexcept nogil
+cdef int threads_to_start(int threads, int cores, bint are_awake) noexcept nogil
+cdef void record_team(int size) noexcept nogil

@@ -21,6 +21,7 @@ cdef extern from "ascend_grad/openmp.h" nogil:
     bint ag_may_start_team(int threads)
     bint ag_can_start_team(int threads)
     void ag_record_pool(int threads)
+    int ag_threads_to_start(int threads, int cores, bint are_awake)
     int ag_usable_cores()
 
 #: Version of OpenMP, as in its macro (yyyymm), or 0 in a build without OpenMP.
@@ -69,16 +70,21 @@ cdef void record_pool(int threads) noexcept nogil:
     ag_record_pool(threads)
 
 
+cdef int threads_to_start(int threads, int cores, bint are_awake) noexcept nogil:
+    """Return the number of threads of OpenMP's team for a call, of which those beyond `threads` get no work."""
+    return ag_threads_to_start(threads, cores, are_awake)
+
+
 cdef int team_size() noexcept nogil:
     """Return the number of threads of the current team."""
     return omp_get_num_threads()
 
 
-cdef void record_team() noexcept nogil:
-    """Record the size of the current team. Every thread of a team writes the same number."""
+cdef void record_team(int size) noexcept nogil:
+    """Record the number of threads of a call."""
     global _last_team
-    if _last_team != omp_get_num_threads():
-        _last_team = omp_get_num_threads()
+    if _last_team != size:
+        _last_team = size
 
 
 def last_team_size():

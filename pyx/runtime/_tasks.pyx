@@ -21,7 +21,7 @@ from ascend_grad._kernels cimport (
     ag_team_arrive,
     ag_team_begin_phase,
     ag_team_cancel_phase,
-    ag_team_complete_task,
+    ag_team_complete_tasks,
     ag_team_end_phase,
     ag_team_fetch_task,
     ag_team_init,
@@ -38,6 +38,11 @@ cdef extern from "Python.h":
 cdef double CHECK_INTERVAL = 40e6
 # Least nanoseconds of serial work of a call whose threads' CPU time is read: a read takes up to 2.5 microseconds.
 cdef double LEAST_CPU_TIME = 200e3
+
+# What `record_teams` has collected: teams, and the phases of the last team.
+cdef list _teams = []
+cdef list _phases = []
+cdef bint _is_recording = False
 
 
 cdef bint is_check_due(double *last_check) noexcept nogil:
@@ -78,14 +83,17 @@ cdef void work(Team *team, int thread) noexcept nogil:
     cdef ag_fpenv mode = ag_fpenv_enter()
     cdef int64_t begin = ag_thread_ns() if team.measures else 0
     cdef Py_ssize_t task = ag_team_fetch_task(&team.team, thread)
+    cdef uint32_t complete = 0
     while task >= 0:
         team.function(team.context, task, thread)
-        ag_team_complete_task(&team.team)
+        complete += 1
         if thread == 0 and is_cancelled(team, 0):
             ag_team_cancel_phase(&team.team)
         task = ag_team_fetch_task(&team.team, thread)
     if team.measures:
         ag_team_add_busy(&team.team, ag_thread_ns() - begin)
+    if complete:
+        ag_team_complete_tasks(&team.team, complete)
     ag_fpenv_leave(mode)
 
 
@@ -113,6 +121,9 @@ cdef void run_phase(
     """
     cdef int64_t begin = 0
     if team.is_cancelled or not tasks:
+        return
+    if _is_recording:
+        record_phase(function, context, tasks, by_thread)
         return
     if team.team.size == 1 or tasks == 1 or (team.default_threads and _threads.is_oversubscribed()):
         run_serially(team, function, context, tasks)
@@ -146,34 +157,41 @@ cdef int run_team(
     cdef Team team
     cdef int64_t begin = 0
     cdef bint is_waking
+    cdef int cores, started
     if last_check != NULL and last_check[0] == 0:
         last_check[0] = ag_coarse_ns()
+    if _is_recording:
+        team.is_cancelled, team.default_threads, team.last_check = False, False, NULL
+        record_team(program, context, &team, threads)
+        return 0
     if default_threads and threads > 1 and _threads.is_oversubscribed():
         threads = 1
     if not _openmp.can_start_team(threads):
         threads = 1
     team.is_cancelled, team.default_threads, team.last_check = False, default_threads, last_check
     team.measures = default_threads and cost >= LEAST_CPU_TIME
-    ag_team_init(&team.team, threads, 1 if threads == 1 else _threads.usable_cores())
+    cores = 1 if threads == 1 else _threads.usable_cores()
+    ag_team_init(&team.team, threads, cores)
     if threads == 1:
-        _openmp.record_team()
+        _openmp.record_team(1)
         program(context, &team)
     else:
         is_waking = _threads.may_sleep()
+        started = _openmp.threads_to_start(threads, cores, not is_waking)
         begin = ag_monotonic_ns()
-        with parallel(num_threads=threads):
-            _openmp.record_team()
+        with parallel(num_threads=started):
             if threadid() == 0:
-                team.team.size = _openmp.team_size()  # there may be fewer than asked for
+                team.team.size = min(threads, _openmp.team_size())  # there may be fewer than asked for
+                _openmp.record_team(team.team.size)
                 program(context, &team)
                 if team.measures:
                     team.end_of_phases = ag_monotonic_ns()
                 ag_team_shutdown(&team.team)
-            else:
+            elif threadid() < threads:
                 if is_waking:
                     ag_team_arrive(&team.team)
                 wait_for_phases(&team, threadid())
-        _openmp.record_pool(threads)
+        _openmp.record_pool(started)
         if is_waking and team.team.arrival:
             _threads.record_wake_time(<double>(team.team.arrival - begin))
         if team.measures:
@@ -206,3 +224,52 @@ cdef int run_tasks(
     cdef OnePhase phase
     phase.function, phase.context, phase.tasks = function, context, tasks
     return run_team(run_one_phase, &phase, threads, default_threads, cost, last_check)
+
+
+# ---- recorded calls --------------------------------------------------------------------------------------------------
+
+cdef void record_phase(
+    task_function function, const void *context, Py_ssize_t tasks, bint by_thread
+) noexcept with gil:
+    """Compute all tasks of a phase on the calling thread, and record the nanoseconds of each."""
+    cdef list times = []
+    cdef list phase = [ag_monotonic_ns(), 0, bool(by_thread), times]
+    cdef int64_t before
+    cdef ag_fpenv mode
+    cdef Py_ssize_t task
+    for task in range(tasks):
+        mode = ag_fpenv_enter()
+        before = ag_monotonic_ns()
+        function(context, task, 0)
+        times.append(ag_monotonic_ns() - before)
+        ag_fpenv_leave(mode)
+    _phases.append(phase)
+    phase[1] = ag_monotonic_ns()  # last, as what the record takes is no work of the call
+
+
+cdef void record_team(program_function program, void *context, Team *team, int threads) noexcept with gil:
+    """Run the program of a call for a team of these threads, whose tasks the calling thread computes."""
+    global _phases
+    cdef list phases = []
+    cdef int64_t begin = ag_monotonic_ns()
+    _phases = phases
+    ag_team_init(&team.team, threads, threads)
+    program(context, team)  # with the interpreter's lock, as each phase would wait for it again
+    _teams.append((threads, begin, ag_monotonic_ns(), phases))
+
+
+def record_teams(call):
+    """Return the teams of the calls that the function `call` makes, whose tasks the calling thread computes alone.
+
+    A team is a tuple of its number of threads, of the monotonic times of its begin and its end in nanoseconds, and of its
+    phases: begin, end, whether threads begin with certain tasks, and nanoseconds of each task. For the simulator of the
+    benchmark. No other thread may compute meanwhile.
+    """
+    global _teams, _is_recording
+    cdef list teams = []
+    _teams, _is_recording = teams, True
+    try:
+        call()
+    finally:
+        _is_recording = False
+    return teams

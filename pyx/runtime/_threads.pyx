@@ -25,6 +25,7 @@ cdef ag_atomic_int _limit = 0     # the number from set_num_threads or the envir
 # serial times add up to the time that waking took. Now and then a team is tried anyway, in case that waking has become
 # faster: when teams would have saved `TRY_AFTER` times the time of waking.
 cdef double SERIAL_GATE = 10e3              # least serial time of a call for which a team pays
+cdef double LEAST_WORK = 15e3               # least serial time for every thread but the first
 cdef double IDLE_TIME = 8e6                 # time without teams after which their threads sleep
 cdef double FIRST_WAKE_TIME = 300e3         # time that the first team is expected to take to start its threads
 cdef double MAX_WAKE_TIME = 6e6             # least serial time of a call that always wakes a team
@@ -101,10 +102,15 @@ cpdef int default_threads() noexcept nogil:
     return possible(limit if limit > 0 else max(1, min(_openmp.max_threads(), usable_cores())))
 
 
+cdef int worthwhile_threads(double cost) noexcept nogil:
+    """Return the default number of threads, but at most as many as have enough work."""
+    return <int>min(<double>default_threads(), 1 + cost / LEAST_WORK)
+
+
 cdef int choose_num_threads(double cost, int asked) noexcept nogil:
     """Return the number of threads of a call that would take `cost` nanoseconds serially.
 
-    It is `asked` unless that is 0, else 1 or the default, whichever is faster. A caller inside a team gets 1. A thread
+    It is `asked` unless that is 0, else 1 or at most the default, whichever is faster. A caller inside a team gets 1. A thread
     that cannot start a team always gets 1. OpenMP's limit holds for all numbers.
     """
     global _last_use, _busy_time, _missed
@@ -118,7 +124,7 @@ cdef int choose_num_threads(double cost, int asked) noexcept nogil:
     if now - _last_use > IDLE_TIME:
         _busy_time = 0.0
     _last_use = now
-    threads = default_threads()
+    threads = worthwhile_threads(cost)
     if threads == 1 or not may_sleep():
         return threads
     _busy_time += cost
@@ -132,7 +138,7 @@ cdef int expected_threads(double cost, int asked) noexcept nogil:
     """Return the number of threads of calls that follow one another, each of `cost` nanoseconds serially."""
     if asked > 0:
         return possible(asked)
-    return 1 if cost < SERIAL_GATE or _openmp.in_parallel() else default_threads()
+    return 1 if cost < SERIAL_GATE or _openmp.in_parallel() else worthwhile_threads(cost)
 
 
 cdef bint may_sleep() noexcept nogil:

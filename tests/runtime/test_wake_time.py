@@ -30,7 +30,7 @@ def wake_in(nanoseconds: float) -> None:
 def test_a_call_that_takes_longer_than_waking_starts_a_team():
     wake_in(30e3)
     assert _threads.threads_after(PAUSE, PAUSE, 20e3) == 1
-    assert _threads.threads_after(PAUSE, PAUSE, 40e3) == 4
+    assert _threads.threads_after(PAUSE, PAUSE, 60e3) == 4
     wake_in(3e6)
     assert _threads.threads_after(PAUSE, PAUSE, 2e6) == 1
     assert _threads.threads_after(PAUSE, PAUSE, 4e6) == 4
@@ -40,7 +40,12 @@ def test_a_call_that_takes_longer_than_waking_starts_a_team():
 
 def test_a_team_that_was_used_a_moment_ago_needs_no_waking():
     wake_in(3e6)
-    assert _threads.threads_after(0, 0, 20e3) == 4
+    assert _threads.threads_after(0, 0, 60e3) == 4
+
+
+def test_a_call_has_a_thread_for_every_15_microseconds():
+    sizes = [_threads.threads_after(0, 0, cost) for cost in (9e3, 14e3, 16e3, 31e3, 46e3, 1e6)]
+    assert sizes == [1, 1, 2, 3, 4, 4]
 
 
 def test_calls_back_to_back_start_a_team():

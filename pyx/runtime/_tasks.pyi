@@ -1,0 +1,3 @@
+from collections.abc import Callable
+
+def record_teams(call: Callable[[], object]) -> list[tuple[int, int, int, list[list]]]: ...
