@@ -575,6 +575,7 @@ def plans(
     work.with_input_grad, work.with_weight_grad = with_input_grad, with_weight_grad
     work.buffers_weight_grad, work.weight_grad_bytes = with_weight_grad and buffers_weight_grad, weight_grad_bytes
     work.top_k = top_k
+    work.caches_exp = work.itemsize == 2 and kernels_for(<ag_dtype>dtype_of(input)).caches_exp
     chosen = choose_plans(kernels_for(<ag_dtype>dtype_of(input)), &work, workspace_bytes)
     return [described(&chosen.each[i], chosen.name) for i in range(chosen.count)]
 

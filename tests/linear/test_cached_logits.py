@@ -63,6 +63,13 @@ def check_places(shape: Shape, real: np.dtype, plan) -> None:
         assert plan.blocks_in_weight_grad * plan.chunks * one_chunk <= end
 
 
+def test_many_logits_of_few_features_are_computed_again(dtype):
+    """Logits that leave the caches take longer to store and read than to compute, if they have few features."""
+    assert plan_of(Shape(900, 30000, 8), dtype, 64 << 20) is None
+    assert plan_of(Shape(200, 2000, 8), dtype, 64 << 20).caches_logits
+    assert plan_of(Shape(900, 30000, 900), dtype, 64 << 20) is not None
+
+
 class Case(NamedTuple):
     """Describe a problem with a workspace of `nbytes`, for some dtypes, and its expected plan.
 

@@ -24,6 +24,7 @@ class Sizes(NamedTuple):
     p: Precision
     constant: float
     bfloat16: bool
+    is_16_bit: bool = False
     device_dtype: np.dtype | None = None  # a device rounds tiles and logits to this dtype
 
     @property
@@ -198,6 +199,8 @@ def whole(
     p = np.exp(shifted) / total[:, None]
     exponent = error + 2 * largest_error[:, None] + s.eps * np.abs(largest)[:, None]
     p_error = p * (np.expm1(exponent) + bounds.SOFTMAX_AND_STATISTICS * s.p.eps) + float(s.p.normal)
+    if s.is_16_bit:
+        p_error += bounds.cached_exp_error(p)
     onehot = np.zeros_like(p)
     onehot[rows, inside] = 1
     return loss, *both_gradients(s, input, weight, grad, p, p_error, onehot)
@@ -276,7 +279,7 @@ _ORACLES = {
 
 
 def sizes_of(problem: LinearProblem) -> Sizes:
-    return Sizes(precision_of(problem.dtype), problem.constant, problem.dtype == BFLOAT16)
+    return Sizes(precision_of(problem.dtype), problem.constant, problem.dtype == BFLOAT16, problem.dtype.itemsize == 2)
 
 
 def expected(problem: LinearProblem) -> tuple[Expected | None, ...]:
