@@ -39,9 +39,9 @@ from ascend_grad._memory cimport SIZE_LIMIT
 # Least rows of a chunk whose logits are cached. Measured.
 cdef Py_ssize_t MIN_ROWS_TO_CACHE_LOGITS = 288
 # Bytes that stay in a cache between statistics and gradients, so that caching them costs next to nothing. Measured.
-cdef double CACHED_FOR_FREE = 6 << 20
+cdef double CACHED_FOR_FREE = 3 << 20
 # Cost of storing and reading again a byte beyond them, in floating-point operations of float32 products. Measured.
-cdef double COST_OF_CACHED_BYTE = 28.0
+cdef double COST_OF_CACHED_BYTE = 32.0
 # Cost of an exponential and a division, which cached exponentials save for each logit, in the same unit. Measured.
 cdef double COST_OF_EXP = 25.0
 # Number of tasks below which ranges of the features become the tasks instead.
