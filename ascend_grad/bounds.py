@@ -32,6 +32,9 @@ CENTRED, ONE_SIGN, ANY = 16, 64, 512
 SOFTMAX, SOFTMAX_AND_STATISTICS, SUM = 4, 24, 16
 #: Relative error of P for bfloat16, as P is rounded before the products.
 BFLOAT16_P = 2.0**-8
+#: Errors of a softmax that a linear loss without options in bfloat16 makes of exponentials cached in float16, relative
+#: to the entry and to the row's largest probability.
+CACHED_EXP, SMALL_CACHED_EXP = 2.0**-11, 2.0**-40
 
 
 class Expected(NamedTuple):
@@ -39,6 +42,11 @@ class Expected(NamedTuple):
 
     values: np.ndarray
     bound: np.ndarray
+
+
+def cached_exp_error(softmax: np.ndarray) -> np.ndarray:
+    """Return the errors of rows of a softmax that are made of exponentials cached in float16."""
+    return CACHED_EXP * softmax + SMALL_CACHED_EXP * softmax.max(-1, keepdims=True, initial=0)
 
 
 class Precision(NamedTuple):

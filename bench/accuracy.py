@@ -281,6 +281,8 @@ def linear_expected(operator: str, s: Layer) -> tuple[list[Expected], Callable]:
     # The relative error of a softmax entry comes from its exponent and from the statistics.
     relative = np.expm1(exponent + s.constant * p.eps * size[:, None]) + statistics_error * p.eps
     softmax_error = 0 * softmax if operator == STORED else softmax * relative + p.normal
+    if operator == WHOLE and s.dtype == ml_dtypes.bfloat16:
+        softmax_error += bounds.cached_exp_error(softmax)
     tile, grad = softmax.copy(), s.grad.astype(p.wide)[:, None]
     tile[rows, s.target] -= 1
     tile, tile_error = tile * grad, softmax_error * np.abs(grad)

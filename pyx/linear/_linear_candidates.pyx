@@ -4,9 +4,9 @@ If rows or vocabulary entries are few, packing costs more than the products. Oth
 of the longer side, which is streamed past the shorter side. If there would be few such tasks, a task takes a range of the
 features. If no sweep has space for both gradients, each gradient gets a separate sweep.
 
-If statistics and gradients are computed together, logits are cached between them. With chunks outside, the logits of a chunk
-and all blocks are cached. With blocks outside, the logits of all chunks and of as many blocks as fit are cached, in the
-workspace and in the memory of weight_grad, whose rows are written later.
+If statistics and gradients are computed together, logits are cached between them, unless computing them again takes less time.
+With chunks outside, the logits of a chunk and all blocks are cached. With blocks outside, the logits of all chunks and of as
+many blocks as fit are cached, in the workspace and in the memory of weight_grad, whose rows are written later.
 
 The choice follows from the problem, the kernels and the number of bytes allowed, as the plans do. Every candidate makes plans
 for some problems. The first candidate that is FINAL is chosen, or else the cheapest one. If costs are equal, the first one is
@@ -15,6 +15,7 @@ chosen.
 
 from ascend_grad._linear_kernels cimport AG_TERMS, ag_linear_kernels
 from ascend_grad._linear_plan cimport (
+    PACKED,
     Plan,
     Plans,
     Work,
@@ -23,6 +24,9 @@ from ascend_grad._linear_plan cimport (
     cut,
     cut_features,
     cut_streamed,
+    flops,
+    logits_of_block,
+    logits_of_pair,
     nbytes,
     new_plan,
     preferred_rows,
@@ -34,8 +38,12 @@ from ascend_grad._memory cimport SIZE_LIMIT
 
 # Least rows of a chunk whose logits are cached. Measured.
 cdef Py_ssize_t MIN_ROWS_TO_CACHE_LOGITS = 288
-# Least features for which logits of blocks are cached. With fewer, computing logits again is as fast as reading them. Measured.
-cdef Py_ssize_t MIN_HIDDEN_TO_CACHE_LOGITS = 48
+# Bytes that stay in a cache between statistics and gradients, so that caching them costs next to nothing. Measured.
+cdef double CACHED_FOR_FREE = 3 << 20
+# Cost of storing and reading again a byte beyond them, in floating-point operations of float32 products. Measured.
+cdef double COST_OF_CACHED_BYTE = 32.0
+# Cost of an exponential and a division, which cached exponentials save for each logit, in the same unit. Measured.
+cdef double COST_OF_EXP = 25.0
 # Number of tasks below which ranges of the features become the tasks instead.
 cdef Py_ssize_t FEW_TASKS = 8
 # Most rows of the longer side for which ranges of the features are the tasks.
@@ -121,7 +129,7 @@ cdef Verdict logits_of_blocks_cached(
 ) noexcept nogil:
     """Compute the statistics of all chunks and blocks before the gradients. Logits that do not fit are computed twice."""
     cdef Plan *plan = &plans.each[0]
-    if not with_loss(work) or work.hidden < MIN_HIDDEN_TO_CACHE_LOGITS:
+    if not with_loss(work):
         return UNFIT
     plan[0] = new_plan(kernels, work, workspace, False)
     if not search(plan):
@@ -205,12 +213,51 @@ CANDIDATES[5].name, CANDIDATES[5].make = b"packed, chunks outside", chunks_outsi
 CANDIDATES[6].name, CANDIDATES[6].make = b"packed, one sweep for each gradient", one_sweep_for_each_gradient
 
 
+cdef double cost_of_cache(const Plan *plan) noexcept nogil:
+    """Return the cost of storing logits, or their exponentials, and reading them again; negative if that saves time."""
+    cdef double bytes, logits = <double>plan.work.rows * plan.work.vocab
+    if plan.caches_logits:  # the chunks use the same memory
+        bytes = max(<double>logits_of_pair(plan) * plan.blocks - CACHED_FOR_FREE, 0) * plan.chunks
+    else:
+        bytes = max(<double>logits_of_block(plan) * plan.cached_blocks - CACHED_FOR_FREE, 0)
+        logits = logits * plan.cached_blocks / plan.blocks
+    return COST_OF_CACHED_BYTE * bytes - (COST_OF_EXP * logits if plan.work.caches_exp else 0)
+
+
 cdef double cost_of(const Plans *plans) noexcept nogil:
+    """Return the cost of plans, in floating-point operations of products; see `cost`."""
     cdef double total = 0
     cdef int i
     for i in range(plans.count):
         total += cost(&plans.each[i])
     return total
+
+
+cdef double time_of(const Plans *plans) noexcept nogil:
+    """Return the approximate time of packed sweeps, in floating-point operations of float32 products."""
+    cdef double total = cost_of(plans)
+    cdef const Plan *plan
+    cdef int i
+    for i in range(plans.count):
+        plan = &plans.each[i]
+        total += flops(plan) * (1 / plan.kernels.speed - 1)
+    return total
+
+
+cdef bint gains_from_cache(
+    const ag_linear_kernels *kernels, const Work *work, Py_ssize_t workspace, const Plans *plans
+) noexcept nogil:
+    """Return whether a packed sweep that caches logits takes less time than statistics and then gradients."""
+    cdef Work part = work[0]
+    cdef Plans statistics, gradients
+    part.with_input_grad = part.with_weight_grad = part.with_bias_grad = part.buffers_weight_grad = False
+    statistics = best_of(kernels, &part, workspace, &CANDIDATES[0], CANDIDATE_COUNT)
+    part = work[0]
+    part.with_statistics, part.weight_grad_bytes = False, 0
+    gradients = best_of(kernels, &part, workspace, &CANDIDATES[0], CANDIDATE_COUNT)
+    if not statistics.count or not gradients.count:
+        return True
+    return time_of(plans) + cost_of_cache(&plans.each[0]) <= time_of(&statistics) + time_of(&gradients)
 
 
 cdef Plans best_of(
@@ -244,9 +291,15 @@ cdef Plans choose_plans(const ag_linear_kernels *kernels, const Work *work, Py_s
     Their count is 0 if there is nothing to compute, if statistics and gradients of one call do not gain from cached logits,
     or if the workspace is smaller than `least_workspace`.
     """
-    cdef Plans nothing
-    nothing.count = 0
-    return nothing if is_empty(work) else best_of(kernels, work, workspace, &CANDIDATES[0], CANDIDATE_COUNT)
+    cdef Plans plans
+    plans.count = 0
+    if is_empty(work):
+        return plans
+    plans = best_of(kernels, work, workspace, &CANDIDATES[0], CANDIDATE_COUNT)
+    if plans.count and with_loss(work) and plans.each[0].sweep == PACKED:
+        if not gains_from_cache(kernels, work, workspace, &plans):
+            plans.count = 0
+    return plans
 
 
 cdef Py_ssize_t least_of_sweep(const ag_linear_kernels *kernels, const Work *work, bint chunks_outside) noexcept nogil:

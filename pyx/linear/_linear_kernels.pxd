@@ -151,6 +151,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         void *logits
         uint8_t *skipped
         int caches_logits
+        int caches_exp
         void *panel_max
         void *panel_sum
         void *panel_rest
@@ -181,6 +182,8 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         int column_group
         int element_size
         int acc_size
+        int caches_exp
+        double speed
         int max_unpacked_rows
         int max_unpacked_statistics
         void (*pack_left)(void *to, Py_ssize_t pitch, const ag_matrix *source, const int64_t *rows, int64_t start, Py_ssize_t count,

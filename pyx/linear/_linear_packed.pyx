@@ -28,6 +28,7 @@ from ascend_grad._linear_packing cimport Operand, pack
 from ascend_grad._linear_plan cimport (
     Plan,
     logits_of_block,
+    logits_of_pair,
     elements,
     packed_columns,
     packed_input,
@@ -74,6 +75,7 @@ cdef void run_packed(const Run *run) noexcept nogil:
     s.block.packed.panel_max, s.block.packed.panel_sum = run.at.panel_max, run.at.panel_sum
     s.block.packed.panel_rest, s.block.packed.panel_more = run.at.panel_rest, run.at.panel_more
     s.block.packed.w_columns, s.block.packed.weight_is_left = run.at.w_columns, run.plan.weight_is_left
+    s.block.packed.caches_exp = run.plan.work.caches_exp
     place_sums(&s)
     if run.plan.caches_logits:
         run_with_logits_of_chunks(&s)
@@ -237,7 +239,7 @@ cdef char *cached_logits(const Run *run, Py_ssize_t b, Py_ssize_t c) noexcept no
     if plan.work.top_k:  # of the pair alone, and some of them
         return run.at.logits
     if plan.caches_logits:
-        return run.at.logits + plan.rows * b * plan.vocab * plan.kernels.acc_size
+        return run.at.logits + logits_of_pair(plan) * b
     if b >= plan.cached_blocks:
         return NULL
     of_block = logits_of_block(plan)

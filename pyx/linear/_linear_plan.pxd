@@ -25,6 +25,7 @@ ctypedef struct Work:
     bint with_statistics              # maxima and sums of exponentials are computed
     bint with_rest                    # and the sums without their largest term
     bint with_more                    # and the further statistics of a loss
+    bint caches_exp                   # packed sweeps cache exponentials in float16 instead of logits
     bint with_bias_grad               # the columns of P are summed up
     Py_ssize_t top_k                  # number of the largest logits of each row; 0: not requested
     bint with_input_grad
@@ -102,6 +103,7 @@ cdef inline bint with_gradients(const Work *work) noexcept nogil:
 
 
 cdef const ag_linear_kernels *kernels_for(ag_dtype dtype) noexcept nogil
+cdef bint caches_exp(ag_dtype dtype) noexcept nogil
 cdef Work work_of(const Problem *p) noexcept nogil
 cdef Plan new_plan(
     const ag_linear_kernels *kernels, const Work *work, Py_ssize_t workspace, bint chunks_outside
@@ -118,6 +120,7 @@ cdef Py_ssize_t layout(const Plan *plan, char *base, Buffers *at) noexcept nogil
 cdef double flops(const Plan *plan) noexcept nogil
 cdef Py_ssize_t packed_input(const Plan *plan) noexcept nogil
 cdef Py_ssize_t packed_columns(const Plan *plan, Py_ssize_t n) noexcept nogil
+cdef Py_ssize_t logits_of_pair(const Plan *plan) noexcept nogil
 cdef Py_ssize_t logits_of_block(const Plan *plan) noexcept nogil
 cdef Py_ssize_t sums_pitch(const Plan *plan) noexcept nogil
 cdef bint rounds_input_grad(const Plan *plan, const Problem *p) noexcept nogil

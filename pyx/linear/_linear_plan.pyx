@@ -20,7 +20,7 @@ from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memset
 
 from ascend_grad cimport _cpu
-from ascend_grad._kernels cimport ag_dtype, ag_itemsize, ag_sum
+from ascend_grad._kernels cimport AG_BFLOAT16, ag_dtype, ag_itemsize, ag_sum
 from ascend_grad._linear_kernels cimport (
     AG_MAX_STREAMED_STEP,
     AG_TILE,
@@ -84,6 +84,14 @@ cdef const ag_linear_kernels *kernels_for(ag_dtype dtype) noexcept nogil:
     return ag_linear_kernels_of(_cpu.active(), dtype)
 
 
+cdef bint caches_exp(ag_dtype dtype) noexcept nogil:
+    """Return whether losses without options may cache exponentials.
+
+    Gradients in float16 would double their error: rounding an exponential costs as much as rounding the result.
+    """
+    return dtype == AG_BFLOAT16 and kernels_for(dtype).caches_exp
+
+
 cdef Work work_of(const Problem *p) noexcept nogil:
     """Return the sizes and results of a problem whose active rows were counted."""
     cdef Work work
@@ -91,6 +99,7 @@ cdef Work work_of(const Problem *p) noexcept nogil:
     work.itemsize = ag_itemsize[<int>p.dtype]
     work.with_statistics, work.with_logits = p.with_statistics, p.with_statistics or p.softmax.data == NULL
     work.with_rest, work.with_more = p.with_statistics and p.rest != NULL, p.with_statistics and p.with_more
+    work.caches_exp = caches_exp(p.dtype) and not p.is_general
     work.with_bias_grad = p.bias_sums != NULL
     work.with_input_grad, work.with_weight_grad = p.with_input_grad, p.with_weight_grad
     work.top_k = p.top_k
@@ -279,9 +288,16 @@ cdef bint compensates_weight_grad(const Plan *plan) noexcept nogil:
     return plan.work.with_weight_grad and plan.chunks > plan.max_uncompensated
 
 
+cdef Py_ssize_t logits_of_pair(const Plan *plan) noexcept nogil:
+    """Return the bytes of the cached logits of one block and one chunk, or of their exponentials and maxima."""
+    cdef Py_ssize_t nr = plan.kernels.nr, acc = plan.kernels.acc_size
+    # The factors are far below the limit, as rows and vocabulary entries have preferred sizes.
+    return plan.rows * (plan.vocab // nr) * (nr * 2 + acc if plan.work.caches_exp else nr * acc)
+
+
 cdef Py_ssize_t logits_of_block(const Plan *plan) noexcept nogil:
-    """Return the bytes of the logits of one block and all chunks."""
-    return times(plan.rows * plan.vocab * plan.kernels.acc_size, plan.chunks)
+    """Return the bytes of the cached logits of one block and all chunks."""
+    return times(logits_of_pair(plan), plan.chunks)
 
 
 cdef Py_ssize_t packed_rows(const Plan *plan, Py_ssize_t n) noexcept nogil:
@@ -408,7 +424,7 @@ cdef void place_packed(Arena *arena, const Plan *plan, Buffers *at) noexcept nog
             at.p_pairs = arena_alloc(arena, p_bytes)
         at.skipped = <uint8_t *>arena_alloc(arena, panels * (plan.rows // plan.kernels.mr))
     if plan.caches_logits:
-        at.logits = arena_alloc(arena, times(tile * acc, plan.blocks))
+        at.logits = arena_alloc(arena, times(logits_of_pair(plan), plan.blocks))
     elif work.top_k:
         at.logits = arena_alloc(arena, tile * acc)
     elif plan.cached_blocks:

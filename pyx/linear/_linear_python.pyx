@@ -44,6 +44,7 @@ from ascend_grad._linear_plan cimport (
     Plan,
     Plans,
     Work,
+    caches_exp,
     compensates_input_grad,
     compensates_weight_grad,
     kernels_for,
@@ -575,6 +576,7 @@ def plans(
     work.with_input_grad, work.with_weight_grad = with_input_grad, with_weight_grad
     work.buffers_weight_grad, work.weight_grad_bytes = with_weight_grad and buffers_weight_grad, weight_grad_bytes
     work.top_k = top_k
+    work.caches_exp = caches_exp(<ag_dtype>dtype_of(input))
     chosen = choose_plans(kernels_for(<ag_dtype>dtype_of(input)), &work, workspace_bytes)
     return [described(&chosen.each[i], chosen.name) for i in range(chosen.count)]
 

@@ -94,6 +94,7 @@ cdef Py_ssize_t least_workspace_of_sizes(
     # Losses compute more than gradients and statistics. The least workspace is the same for all losses.
     work.with_rest = work.with_more = with_statistics and is_loss
     work.with_bias_grad = is_loss and (with_input_grad or with_weight_grad)
+    work.caches_exp = False
     return least_workspace(kernels_for(dtype), &work)
 
 

@@ -334,12 +334,12 @@ def test_any_workspace(nbytes, dtype, cpu_engine):
         cpu_engine.assert_solved(problem, cpu_engine.solve(problem, workspace_bytes=nbytes), right)
 
 
-# The plans have few chunks, enough chunks for compensated additions to weight_grad, or no space to cache logits.
+# The plans have few chunks, enough chunks for compensated additions to weight_grad, or hardly space to cache logits.
 @pytest.mark.parametrize(
     ("shape", "nbytes", "least"),
     [
         ((1000, 800, 9), table.MIN_WORKSPACE_BYTES, 2),
-        ((32_000, 200, 3), 800_000, 65),
+        ((32_000, 200, 3), 700_000, 65),
         ((300, 9000, 5), table.MIN_WORKSPACE_BYTES, 0),
     ],
     ids=str,
@@ -352,7 +352,7 @@ def test_the_whole_loss_in_little_space(shape, nbytes, least, dtype, cpu_engine,
     problem = problem_of(WHOLE, shape, dtype, **how)
     x, w = (problem.arguments[name] for name in ("input", "weight"))
     plans = _linear_python.plans(x, w, shape[0], nbytes, True, True, True, problem.dtype.itemsize < real, True)
-    assert len(plans) == (least > 0)
+    assert len(plans) == 1 or not least
     assert all(plan.chunks >= least for plan in plans)
     right = expected(WHOLE, shape, dtype, tuple(how.items()))
     cpu_engine.assert_solved(problem, cpu_engine.solve(problem, workspace_bytes=nbytes), right)

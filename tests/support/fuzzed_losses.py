@@ -351,6 +351,18 @@ def expected_of_rows(arguments: dict[str, Any], results: dict[str, np.ndarray]) 
     return found
 
 
+def _has_no_options(a: dict[str, Any]) -> bool:
+    """Return whether exponentials of a linear loss in bfloat16 may be cached."""
+    names = "lse", "class_weight", "target_prob", "softcap"
+    return (
+        all(a.get(name) is None for name in names)
+        and a["label_smoothing"] == a["lse_square_scale"] == 0
+        and a["logit_scale"] == 1
+        and bool(np.all(np.asarray(a["temperature"]) == 1))
+        and not is_dense(a)
+    )
+
+
 def expected_of_linear(arguments: dict[str, Any], constant: float, results: dict[str, np.ndarray]) -> dict[str, Any]:
     """Return the expected results of a linear loss by name."""
     a = DEFAULTS | arguments
@@ -372,6 +384,10 @@ def expected_of_linear(arguments: dict[str, Any], constant: float, results: dict
     # A softcap makes logits of infinite products finite, but not their gradients.
     z = np.where(np.isfinite(products.values), logits.z.values, np.nan)
     call = _call(p, a, (len(x),), len(w), z, logits.z.bound)
+    if a["input"].dtype == BFLOAT16 and _has_no_options(a):
+        prob, error = call.statistics.prob
+        prob = Expected(prob, error + bounds.cached_exp_error(prob))
+        call = call._replace(statistics=call.statistics._replace(prob=prob))
     found = {} if a.get("lse") is not None else _with_outputs(call, *logits.z, results)
     asked = a["output_mask"] if a["return_grad"] else (False, False)
     gradient, present = call.gradient()

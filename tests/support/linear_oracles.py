@@ -198,6 +198,8 @@ def whole(
     p = np.exp(shifted) / total[:, None]
     exponent = error + 2 * largest_error[:, None] + s.eps * np.abs(largest)[:, None]
     p_error = p * (np.expm1(exponent) + bounds.SOFTMAX_AND_STATISTICS * s.p.eps) + float(s.p.normal)
+    if s.bfloat16:
+        p_error += bounds.cached_exp_error(p)
     onehot = np.zeros_like(p)
     onehot[rows, inside] = 1
     return loss, *both_gradients(s, input, weight, grad, p, p_error, onehot)

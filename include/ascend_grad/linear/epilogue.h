@@ -6,10 +6,17 @@ AG_INLINE ptrdiff_t K(padded_rows)(const ag_linear_block *b) { return (b->chunk.
 
 /* ---- sources of a tile --------------------------------------------------------------------------------------------------- */
 
+/* Return the address of a cached tile of logits, or of exponentials followed by the maxima of their rows. */
+AG_INLINE char *K(cached_tile)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t tile_index)
+{
+    const size_t row_bytes = b->packed.caches_exp ? NR * sizeof(uint16_t) + sizeof(acc_t) : NR * sizeof(acc_t);
+    return (char *)b->packed.logits + (size_t)(panel * K(padded_rows)(b) + tile_index * MR) * row_bytes;
+}
+
 /* Load a tile of cached logits. */
 static void K(load_logits)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t tile_index, acc_t *tile)
 {
-    memcpy(tile, (const acc_t *)b->packed.logits + (panel * K(padded_rows)(b) + tile_index * MR) * NR, MR * NR * sizeof(acc_t));
+    memcpy(tile, K(cached_tile)(b, panel, tile_index), MR * NR * sizeof(acc_t));
 }
 
 /* Store the first n lanes, or all of them if n is larger. */
@@ -70,8 +77,42 @@ AG_INLINE void K(store_sum)(V total, V error, acc_t *sum, acc_t *compensation, i
 /* Cache a tile of logits. */
 static void K(store_logits)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t tile_index, const acc_t *tile)
 {
-    memcpy((acc_t *)b->packed.logits + (panel * K(padded_rows)(b) + tile_index * MR) * NR, tile, MR * NR * sizeof(acc_t));
+    memcpy(K(cached_tile)(b, panel, tile_index), tile, MR * NR * sizeof(acc_t));
 }
+
+#if !AG_IS_F64
+/* Cache vector j of the exponentials of a row in float16. With the scale, those from 2**-29 on are normal numbers. */
+AG_INLINE void K(store_exp)(char *cached, ptrdiff_t r, int j, V e)
+{
+    v_f16_store(cached + (r * NR + j * VL) * sizeof(uint16_t), e * V_(set1)(AG_EXP_SCALE));
+}
+
+/* Compute the factors that make rows of P of cached exponentials, without the targets. */
+AG_INLINE void K(factors_of_exp)(const ag_linear_block *b, ptrdiff_t first, const char *cached, acc_t factors[])
+{
+    const acc_t *maxima = (const acc_t *)(cached + MR * NR * sizeof(uint16_t));
+    const acc_t *max = (const acc_t *)b->chunk.max + first, *sum = (const acc_t *)b->chunk.sum + first;
+    const acc_t *grad = (const acc_t *)b->chunk.grad + first;
+    for (ptrdiff_t r = 0; r < MR; r += VL) {
+        const ptrdiff_t n = MR - r < VL ? MR - r : VL;
+        const V exp = V_(exp)(K(load_some)(maxima + r, n) - K(load_some)(max + r, n));
+        const V factor = exp / K(load_some)(sum + r, n) * V_(set1)(1 / AG_EXP_SCALE);
+        V_(store)(factors + r, factor * K(load_some)(grad + r, n));
+    }
+}
+
+/* Compute a row of a tile of P from cached exponentials. The target's probability is computed from its logit, in float32. */
+AG_INLINE void K(gradient_of_exp)(const ag_linear_block *b, ptrdiff_t i, ptrdiff_t target, const char *cached, V factor,
+                                  acc_t *row)
+{
+    AG_UNROLL(3)
+    for (int j = 0; j < NV; j++) V_(store)(row + j * VL, v_f16_load(cached + j * VL * sizeof(uint16_t)) * factor);
+    if (target < 0 || target >= NR) return;
+    const acc_t logit = ((const acc_t *)b->statistics.predicted)[b->chunk.row_numbers[i]];
+    const V p = V_(exp)(V_(set1)(logit - ((const acc_t *)b->chunk.max)[i])) / V_(set1)(((const acc_t *)b->chunk.sum)[i]);
+    row[target] = K(minus_one)(b, i, p[0]) * ((const acc_t *)b->chunk.grad)[i];
+}
+#endif
 
 /* Return the place of vector j of row r in a tile of P, in values. BFMMLA reads 4 values of each row at a time. */
 AG_INLINE ptrdiff_t K(place_in_p)(ptrdiff_t r, ptrdiff_t j)
@@ -99,11 +140,14 @@ static void K(transform_tile)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff
     }
 }
 
-/* Write a tile of P: probabilities minus the one-hot target, times grad, rounded. With `from_logits`, the tile holds logits,
- * otherwise probabilities. With `general`, P is made of the coefficients of each row. */
-AG_INLINE void K(store_gradient)(const ag_linear_block *b, const int from_logits, const int general, ptrdiff_t panel,
-                                 ptrdiff_t tile_index, acc_t *tile)
+/* What a tile of P is made of. */
+enum { K(FROM_PROBABILITIES), K(FROM_LOGITS), K(FROM_EXP), K(FROM_COEFFICIENTS) };
+
+/* Write a tile of P: probabilities minus the one-hot target, times grad, rounded. The tile holds logits or probabilities, or
+ * nothing if exponentials are cached. With coefficients, P is made of logits and of the coefficients of each row. */
+AG_INLINE void K(store_gradient)(const ag_linear_block *b, const int source, ptrdiff_t panel, ptrdiff_t tile_index, acc_t *tile)
 {
+    const int is_complete = source == K(FROM_COEFFICIENTS) || source == K(FROM_EXP); /* grad and targets are in the row */
     const ptrdiff_t rows = K(padded_rows)(b), left = b->vocab.size - panel * NR, columns = left < NR ? left : NR;
     const ptrdiff_t first = tile_index * MR;
 #if AG_IS_DOT
@@ -113,6 +157,11 @@ AG_INLINE void K(store_gradient)(const ag_linear_block *b, const int from_logits
     acc_t *to = (acc_t *)b->packed.p + (panel * rows + first) * NR;
 #endif
     int is_small = b->gradient.filter_eps > 0;
+#if !AG_IS_F64
+    const char *cached = source == K(FROM_EXP) ? K(cached_tile)(b, panel, tile_index) : NULL;
+    acc_t factors[MR + VL];
+    if (source == K(FROM_EXP)) K(factors_of_exp)(b, first, cached, factors);
+#endif
     for (ptrdiff_t r = 0; r < MR; r++) {
         const ptrdiff_t i = first + r;
         acc_t *row = tile + r * NR;
@@ -120,21 +169,25 @@ AG_INLINE void K(store_gradient)(const ag_linear_block *b, const int from_logits
             for (int j = 0; j < NV; j++) memset(to + K(place_in_p)(r, j), 0, VL * sizeof *to);
             continue;
         }
-        if (general) {
+        const int64_t target = b->chunk.target[i] < 0 ? -1 : b->chunk.target[i] - b->vocab.start - panel * NR;
+        if (source == K(FROM_COEFFICIENTS)) {
             K(general_gradient)(b, i, panel * NR, columns, row);
-        } else if (from_logits) {
+#if !AG_IS_F64
+        } else if (source == K(FROM_EXP)) {
+            K(gradient_of_exp)(b, i, target, cached + r * NR * sizeof(uint16_t), V_(set1)(factors[r]), row);
+#endif
+        } else if (source == K(FROM_LOGITS)) {
             const V max = V_(set1)(((const acc_t *)b->chunk.max)[i]), sum = V_(set1)(((const acc_t *)b->chunk.sum)[i]);
             AG_UNROLL(3)
             for (int j = 0; j < NV; j++) {
                 V_(store)(row + j * VL, V_(exp)(V_(load)(row + j * VL) - max) / sum);
             }
         }
-        const int64_t target = b->chunk.target[i] - b->vocab.start - panel * NR;
-        if (!general && b->chunk.target[i] >= 0 && target >= 0 && target < NR) row[target] = K(minus_one)(b, i, row[target]);
-        const V grad = V_(set1)(general ? 1 : ((const acc_t *)b->chunk.grad)[i]);
+        if (!is_complete && target >= 0 && target < NR) row[target] = K(minus_one)(b, i, row[target]);
+        const V grad = V_(set1)(is_complete ? 1 : ((const acc_t *)b->chunk.grad)[i]);
         for (int j = 0; j < NV; j++) {
             V p = V_(load)(row + j * VL);
-            if (!general) p *= grad;
+            if (!is_complete) p *= grad;
             if (columns - j * VL < VL) p = V_(first)(columns > j * VL ? columns - j * VL : 0, p, (V){0});
             if (is_small) {
                 /* A NaN is not small. */
@@ -175,18 +228,25 @@ AG_INLINE void K(store_gradient)(const ag_linear_block *b, const int from_logits
 
 static void K(store_gradient_of_logits)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t tile_index, acc_t *tile)
 {
-    K(store_gradient)(b, 1, 0, panel, tile_index, tile);
+    K(store_gradient)(b, K(FROM_LOGITS), panel, tile_index, tile);
 }
 
 static void K(store_gradient_of_softmax)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t tile_index, acc_t *tile)
 {
-    K(store_gradient)(b, 0, 0, panel, tile_index, tile);
+    K(store_gradient)(b, K(FROM_PROBABILITIES), panel, tile_index, tile);
 }
 
 static void K(store_general_gradient)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t tile_index, acc_t *tile)
 {
-    K(store_gradient)(b, 1, 1, panel, tile_index, tile);
+    K(store_gradient)(b, K(FROM_COEFFICIENTS), panel, tile_index, tile);
 }
+
+#if !AG_IS_F64
+static void K(store_gradient_of_exp)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t tile_index, acc_t *tile)
+{
+    K(store_gradient)(b, K(FROM_EXP), panel, tile_index, tile);
+}
+#endif
 
 /* Write logits of row i, n vocabulary entries from `first` on, to the caller's result. */
 static void K(put_logits)(const ag_linear_block *b, ptrdiff_t i, ptrdiff_t first, const acc_t *row, ptrdiff_t n)
@@ -208,55 +268,4 @@ static void K(put_logits)(const ag_linear_block *b, ptrdiff_t i, ptrdiff_t first
         }
     }
 #endif
-}
-
-/* Compute the largest logit of each row of a tile and the sum of the exponentials relative to it. Store the logits of the
- * targets, and all logits if the caller requests them. */
-static void K(store_max_sum)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_t tile_index, const acc_t *tile)
-{
-    const ptrdiff_t rows = K(padded_rows)(b), left = b->vocab.size - panel * NR, columns = left < NR ? left : NR;
-    const V none = V_(set1)((acc_t)-INFINITY);
-    for (ptrdiff_t r = 0; r < MR && tile_index * MR + r < b->chunk.rows; r++) {
-        const ptrdiff_t i = tile_index * MR + r;
-        const acc_t *row = tile + r * NR;
-        V x[NV], e[NV], total = {0};
-        AG_UNROLL(3)
-        for (int j = 0; j < NV; j++) {
-            x[j] = V_(load)(row + j * VL);
-            if (columns - j * VL < VL) x[j] = V_(first)(columns > j * VL ? columns - j * VL : 0, x[j], none);
-        }
-        V highest = x[0];
-        AG_UNROLL(3)
-        for (int j = 1; j < NV; j++) highest = V_(max)(highest, x[j]);
-        acc_t max = V_(reduce_max)(highest);
-        /* Exponentials relative to -inf would be NaN, although another panel may hold finite logits. */
-        const V shift = V_(set1)(max == (acc_t)-INFINITY ? 0 : max);
-        AG_UNROLL(3)
-        for (int j = 0; j < NV; j++) {
-            e[j] = V_(exp)(x[j] - shift);
-            total += e[j];
-        }
-        const acc_t sum = V_(reduce_sum)(total);
-        if (sum != sum) {
-            /* A NaN among the logits makes the maximum NaN. An infinite logit makes the sum alone NaN. */
-            for (ptrdiff_t c = 0; c < columns; c++) max = row[c] != row[c] ? row[c] : max;
-        }
-        ((acc_t *)b->packed.panel_max)[panel * rows + i] = max;
-        ((acc_t *)b->packed.panel_sum)[panel * rows + i] = sum;
-        if (b->statistics.rest) {
-            V others = {0}; /* as in rest_of_row, but from exponentials that are known */
-            AG_UNROLL(3)
-            for (int j = 0; j < NV; j++) others += V_(select)(x[j] == shift, (V){0}, e[j]);
-            const acc_t rest = sum < (acc_t)AG_ACCURATE_SUM ? V_(reduce_sum)(others) : sum - 1;
-            ((acc_t *)b->packed.panel_rest)[panel * rows + i] = max == (acc_t)-INFINITY ? (acc_t)NAN : rest;
-        }
-        if (b->statistics.with_more) {
-            const acc_t before = ((const acc_t *)b->statistics.max)[b->chunk.row_numbers[i]];
-            K(more_of_row)(b, i, row, panel * NR, columns, max, before, b->packed.panel_more + panel * rows + i);
-        }
-        if (b->statistics.target_logits) K(store_target_logits)(b, i, panel * NR, columns, row);
-        const int64_t target = b->chunk.target[i] - b->vocab.start - panel * NR;
-        if (b->chunk.target[i] >= 0 && target >= 0 && target < NR) ((acc_t *)b->statistics.predicted)[b->chunk.row_numbers[i]] = row[target];
-        if (b->statistics.logits.data) K(put_logits)(b, i, panel * NR, row, columns);
-    }
 }

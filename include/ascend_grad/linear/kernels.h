@@ -59,6 +59,7 @@
 #endif
 #include "logits.h"
 #include "epilogue.h"
+#include "max_sum.h"
 #include "top_k.h"
 #include "tasks.h"
 #if !AG_UNIT
@@ -82,6 +83,8 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .column_group = COLUMN_GROUP,
     .element_size = sizeof(elem_t),
     .acc_size = sizeof(acc_t),
+    .caches_exp = !AG_IS_F64 && (AG_LANES >= 8 || AG_IS_NEON),
+    .speed = AG_IS_F64 ? 0.5 : AG_UNIT == AG_AMX ? 8 : AG_IS_DOT ? 2 : 1,
     /* Measured, but for BFMMLA. */
 #if AG_LANES == 4
     .max_unpacked_rows = 32 / PAIR,

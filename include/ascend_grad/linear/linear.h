@@ -30,7 +30,9 @@
  *   w_columns  [H / NR][u of V][<= NR]    right operand of dX; the last panel is one, two or three vectors wide
  *   x_columns  [H / NR][u of BT][<= NR]   right operand of dW
  *   logits     [V / NR][rows][NR]         cached logits, if they are read twice. Chunks follow one another, then blocks, in
- *                                         the workspace or at the end of the memory of dW
+ *                                         the workspace or at the end of the memory of dW. A bfloat16 loss without options caches
+ *                                         exponentials relative to the maximum of row and panel, times 2**15, in float16. A
+ *                                         tile of them is followed by MR maxima
  *
  * Logits of few rows. If rows are few, W is the left operand of the logits, and X is packed as the right one
  * (weight_is_left); on matrix units only if rows are long. NR rows and NR vocabulary entries are computed as [entries][rows]
@@ -59,7 +61,7 @@
  *   x_columns  [H / 8][u of BT / 2][4 or 8][2]
  *
  * Files: pack.h has packing, gemm.h products, gemm_unit.h products on matrix units, with gemm_amx.h and gemm_bfmmla.h for
- * the instructions, compensation.h compensated sums, epilogue.h the conversion of logits, tasks.h the tasks of the packed
+ * the instructions, compensation.h compensated sums, epilogue.h and max_sum.h the conversion of logits, tasks.h the tasks of the packed
  * sweep. logits.h has what all epilogues share, row by row: the transformation of products to logits, further statistics,
  * and the gradient of the general loss, whose formulas are in loss_row.h. top_k.h and skinny_top_k.h have the largest logits
  * of each row. skinny_rows.h, skinny_logits.h, skinny_grads.h, skinny_epilogue.h and skinny_loss.h have the unpacked products.
@@ -108,6 +110,9 @@ enum {
     AG_TILE = AG_MAX_UNPACKED_ROWS * 48, /* most elements of its tile of logits */
     AG_TERMS = 256                       /* most rows of either side if tasks are ranges of the features */
 };
+
+/* Scale of cached exponentials, which are at most 1. */
+#define AG_EXP_SCALE 0x1p15f
 
 /* Matrix units: values of AG_UNIT, which is 0 for kinds of vector arithmetic. */
 #define AG_AMX 1
@@ -242,6 +247,7 @@ typedef struct {
     void *x_columns, *w_columns, *p, *p_pairs, *logits;
     uint8_t *skipped;            /* [V / NR][rows / MR] tiles of P that are skipped */
     int caches_logits;           /* whether AG_TO_MAX_SUM stores its tiles in `logits` */
+    int caches_exp;              /* whether `logits` holds exponentials in float16 instead */
     void *panel_max, *panel_sum; /* acc_t [V / NR][rows]: AG_TO_MAX_SUM and AG_TO_TOP_K write them, merges read them */
     void *panel_rest;            /* the same of `rest` */
     ag_more *panel_more;         /* [V / NR][rows] */
@@ -273,6 +279,8 @@ typedef struct {
     int column_group; /* packed elements of a column that pack_columns stores side by side */
     int element_size; /* bytes of a packed element */
     int acc_size; /* bytes of an accumulator */
+    int caches_exp; /* whether losses without options may cache exponentials, because conversions to float16 are instructions */
+    double speed; /* floating-point operations of products in the time of one of float32, approximately */
     int max_unpacked_rows; /* most resident rows for which unpacked gradients are faster than packed ones */
     int max_unpacked_statistics; /* the same for only statistics; both are at most half of AG_MAX_UNPACKED_ROWS */
     /* Pack a tile (MR rows) of the left operand of the logits, a panel (NR rows) of the right one, or a panel (n columns) of

@@ -10,7 +10,7 @@ static void K(convert_tile)(const ag_linear_block *b, ag_linear_source source, a
     if (source == AG_FROM_PRODUCT && b->transform.is_needed) K(transform_tile)(b, p, t, tile);
     switch (result) {
     case AG_TO_MAX_SUM:
-        if (b->packed.caches_logits) K(store_logits)(b, p, t, tile);
+        if (b->packed.caches_logits && !b->packed.caches_exp) K(store_logits)(b, p, t, tile);
         K(store_max_sum)(b, p, t, tile);
         break;
     case AG_TO_TOP_K:
@@ -21,6 +21,10 @@ static void K(convert_tile)(const ag_linear_block *b, ag_linear_source source, a
             K(store_general_gradient)(b, p, t, tile);
         } else if (source == AG_FROM_SOFTMAX) {
             K(store_gradient_of_softmax)(b, p, t, tile);
+#if !AG_IS_F64
+        } else if (source == AG_FROM_LOGITS && b->packed.caches_exp) {
+            K(store_gradient_of_exp)(b, p, t, tile);
+#endif
         } else {
             K(store_gradient_of_logits)(b, p, t, tile);
         }
@@ -71,7 +75,7 @@ static void K(tiles)(const ag_linear_block *b, ag_linear_source source, ag_linea
                 }
                 break;
             case AG_FROM_LOGITS:
-                K(load_logits)(b, p, t, tile);
+                if (!b->packed.caches_exp) K(load_logits)(b, p, t, tile);
                 break;
             case AG_FROM_SOFTMAX:
                 K(load_softmax)(b, p, t, tile);
