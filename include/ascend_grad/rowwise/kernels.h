@@ -157,4 +157,5 @@ static const ag_row_kernels K(table)[AG_ROW_OP_COUNT] AG_UNUSED = {AG_FOREACH_RO
 #undef K_COMPUTE
 #undef AG_SUM_BLOCK
 #undef AG_MAX_NARROW_ROW
+#undef AG_MAX_NARROW_ROW_OF
 #undef AG_LINES

@@ -253,7 +253,7 @@ AG_INLINE void K(rows)(const int op, const ag_tile *tile)
         K(vector_rows)(op, 3, tile);
     } else if (n == 4 * VL) {
         K(vector_rows)(op, 4, tile);
-    } else if (n <= AG_MAX_NARROW_ROW && n % VL && tile->rows > 1 && packed) {
+    } else if (n <= AG_MAX_NARROW_ROW_OF(op) && n % VL && tile->rows > 1 && packed) {
         K(narrow_rows)(op, tile); /* wide_rows would leave lanes of its vectors empty */
     } else {
         K(wide_rows)(op, tile);
