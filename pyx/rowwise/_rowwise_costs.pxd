@@ -12,6 +12,7 @@ cdef enum:
     LOOPS                             # inner loops of copies
     MOVED_LINES                       # cache lines copied from unit stride to unit stride
     STRIDED                           # elements copied from or to another stride
+    SHORT_ROWS                        # elements copied between short adjacent rows and columns
     STEP_BYTES                        # bytes, with the gaps, that permutes read to copy from a step of a few elements
     TRANSPOSED                        # elements copied by transposing blocks, weighted by their size
     TURNED                            # elements copied one by one between operands and tiles of another order

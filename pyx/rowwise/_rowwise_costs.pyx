@@ -39,6 +39,7 @@ NANOSECONDS[TILE_LINES_L3] = 2
 NANOSECONDS[LOOPS] = 1.3
 NANOSECONDS[MOVED_LINES] = 3
 NANOSECONDS[STRIDED] = 0.42
+NANOSECONDS[SHORT_ROWS] = 0.2
 NANOSECONDS[STEP_BYTES] = 0.008       # with vectors of 64 bytes
 NANOSECONDS[TRANSPOSED] = 0.28
 NANOSECONDS[TURNED] = 1.5
@@ -72,6 +73,7 @@ set_kernel(&FORWARD[3], 1.5, 7, 0.75, 0.9)
 
 cdef enum:
     SHORT_LOOP = 8                    # least length of the inner loop of a copy, if it has a longer dimension
+    MAX_SHORT_COLUMNS = 16            # most elements of adjacent rows whose copy into columns stays within few lines
     CACHED_EXPONENTIALS = 16 << 10    # most bytes of a row whose exponentials are computed once
 
 # Factor of `element` for rows whose exponentials are computed twice.
@@ -194,6 +196,9 @@ cdef void count_copies(
     cdef bint by_rows = row_count > 1 and (across < along or length == 1)   # the smallest stride leads to the next row
     cdef Py_ssize_t run = row_count if by_rows else length
     stride = across if by_rows else along
+    if plan.by_columns and 3 <= length <= MAX_SHORT_COLUMNS and along == operand.itemsize and across == length * along:
+        counts[SHORT_ROWS] += elements
+        return
     if run < SHORT_LOOP:  # the copy has another inner loop, of strided elements
         counts[STRIDED] += elements
         counts[LOOPS] += elements / max(<Py_ssize_t>SHORT_LOOP, max(row_count, length))
