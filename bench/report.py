@@ -62,6 +62,15 @@ RIVALS = {
     "NumPy and cross_entropy": (CHAIN,),
     "scikit-learn": SKLEARN,
 }
+#: The rivals of the last lines of the command.
+VERDICT_RIVALS = {
+    "NumPy": NUMPY,
+    "SciPy": SCIPY,
+    "PyTorch": TORCH,
+    "JAX": ("jax",),
+    "oneDNN": ONEDNN,
+    "scikit-learn": SKLEARN,
+}
 #: Rivals with a column only where they were measured.
 RARE = (ONEDNN, (CHAIN,), SKLEARN)
 LOSS_RIVALS = {name: RIVALS[name] for name in ("NumPy", "NumPy, widened", "torch")}
@@ -340,6 +349,27 @@ FAMILIES = {"row-wise": "rowwise", "linear": "linear"}
 def _ratios(rows: Iterable[Row], names: Sequence[str], own: str = OWN) -> list[tuple[float, Row]]:
     """Return the rows with a rival, and its time as a multiple of that of one of our sides."""
     return [(best / row.seconds[own], row) for row in rows if (best := row.best(*names)) is not None]
+
+
+def verdict(rows: Iterable[Row]) -> str:
+    """Say in how many cases each rival is slower than this library, and list the cases in which it is faster."""
+    rows = [row for row in rows if OWN in row.seconds]
+    lines = []
+    for rival, names in VERDICT_RIVALS.items():
+        if not (ratios := _ratios(rows, names)):
+            continue
+        lost = sorted((item for item in ratios if item[0] < BEHIND), key=lambda item: item[0])
+        mean = statistics.geometric_mean(ratio for ratio, _ in ratios)
+        lines.append(
+            f"Faster than {rival} in {len(ratios) - len(lost)} of {len(ratios)} cases; {rival} takes {times(mean)} "
+            f"as long (geometric mean)."
+        )
+        if lost:
+            lines[-1] += f" Slower in {len(lost)}:"
+            lines += [f"  {times(ratio)}  {row.case.name}" for ratio, row in lost[:WORST]]
+        if len(lost) > WORST:
+            lines.append(f"  and {len(lost) - WORST} more")
+    return "\n".join(lines)
 
 
 def _summary(ratios: Sequence[tuple[float, Row]]) -> list[str]:

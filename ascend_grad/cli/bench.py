@@ -25,34 +25,32 @@ if TYPE_CHECKING:
 SUMMARY = "compare speed with NumPy, PyTorch and JAX, or measure accuracy"
 DESCRIPTION = """\
 Time the operators, NumPy's formulas, and PyTorch and JAX if they are installed: the least time of five turns, all sides
-in turn. "numpy 8.0×" means that NumPy takes 8 times as long; "numpy dot" is NumPy's fastest form if that is not the
-formula as it is written; "of stream" is the fraction of the speed of memory. A mode follows each case: the result goes
-into an existing array (out), into a new one (fresh), or the call follows 20 ms of idling (idle).
-The full run takes about twenty minutes and up to 5 GB.
+in turn. The last lines count how often each rival is slower or faster, and list where it is faster. The suites are:
 
---linear times the linear cross-entropy operators in GFLOP/s, also as a fraction of the rate of a large square product
-in BLAS ("of BLAS"). It compares them with the formula in NumPy, and with PyTorch with all logits in memory and in
-chunks. It also measures the memory that a call takes beyond its results. About fifteen minutes, up to 6 GB.
-
---torch times calls on PyTorch's tensors, compared with calls on NumPy arrays and with PyTorch's kernels. Then it times
-forward and backward together, also while PyTorch's threads are awake, and the loss with its gradients and its memory,
-all compared with PyTorch's. About ten minutes, up to 6 GB.
-
---losses times `cross_entropy` with its gradient, with options and on random problems, compared with NumPy's formula and
-with PyTorch's forward and backward. Then it times the linear loss with options and outputs, the largest
-log-probabilities, and the loss compiled by JAX: "relative speed" is the time of the plain loss, of the statistics or of
-the call of arrays, as a fraction of the time of the call. About ten minutes, up to 3 GB.
-
---programs times calls in programs that do something else before each call: a product in NumPy or PyTorch, work in
-Python, a pause. It compares the default number of threads with explicit numbers, and with PyTorch in the same place.
-About five minutes.
-
---grid COUNT draws random problems: operators, ranks, shapes, dims, layouts in memory, dtypes, the place of the result.
-Half of the row-wise problems have strange layouts: steps, one column of several, permuted axes, stride 0.
-A measurement is the least time of several turns. Every problem is measured twice, with other problems in between, and
-up to four times if a rival was faster, or if other processes disturbed it; the best measurement of each side is kept.
-"of the limit" is the fraction of the speed of memory, or of a product in BLAS. 300 problems take about a quarter of an
-hour and up to 6 GB.
+rowwise    Softmax, log-softmax and their gradients (default). "numpy 8.0×" means that NumPy takes 8 times as long;
+           "numpy dot" is NumPy's fastest form if that is not the formula as it is written; "of stream" is the fraction
+           of the speed of memory. A mode follows each case: the result goes into an existing array (out), into a new
+           one (fresh), or the call follows 20 ms of idling (idle). About twenty minutes, up to 5 GB.
+linear     The linear cross-entropy operators in GFLOP/s, also as a fraction of the rate of a large square product in
+           BLAS ("of BLAS"), compared with the formula in NumPy, and with PyTorch with all logits in memory and in
+           chunks. Also the memory that a call takes beyond its results. About fifteen minutes, up to 6 GB.
+torch      Calls on PyTorch's tensors, compared with calls on NumPy arrays and with PyTorch's kernels; then forward and
+           backward together, also while PyTorch's threads are awake, and the loss with its gradients and its memory,
+           compared with PyTorch's. About ten minutes, up to 6 GB.
+losses     `cross_entropy` with its gradient, with options and on random problems, compared with NumPy's formula and
+           with PyTorch's forward and backward; then the linear loss with options and outputs, the largest
+           log-probabilities, and the loss compiled by JAX: "relative speed" is the time of the plain loss, of the
+           statistics or of the call of arrays, as a fraction of the time of the call. About ten minutes, up to 3 GB.
+programs   Calls in programs that do something else before each call: a product in NumPy or PyTorch, work in Python, a
+           pause. It compares the default number of threads with explicit numbers, and with PyTorch in the same place.
+           About five minutes.
+accuracy   Errors in place of times, with every CPU variant of this machine. Some minutes.
+random     Problems whose operators, ranks, shapes, dims, layouts in memory, dtypes and places of the result are drawn.
+           Half of the row-wise problems have strange layouts: steps, one column of several, permuted axes, stride 0.
+           Every problem is measured twice, with other problems in between, and up to four times if a rival was faster,
+           or if other processes disturbed it; the best measurement of each side is kept. "of the limit" is the
+           fraction of the speed of memory, or of a product in BLAS. 300 problems take about a quarter of an hour and
+           up to 6 GB.
 
 Tables go to stdout, progress and failures to stderr. Only the files of --json, --plot and --update-readme are written.
 A case that fails does not end the run: the rows of all others are printed and written.
@@ -61,29 +59,45 @@ EPILOG = """\
 examples:
   ascend-grad bench --quick
   ascend-grad bench --filter softmax_backward --filter bfloat16 --json results.json
-  ascend-grad bench --linear --quick
-  ascend-grad bench --losses --filter smoothing
-  ascend-grad bench --grid 300 --seed 1 --json grid.json --plot grid.svg
-  ascend-grad bench --grid 100 --operators softmax log_softmax --max-elements 10000
-  ascend-grad bench --grid 300 --operators rowwise --layouts strange
-  ascend-grad bench --programs
-  ascend-grad bench --accuracy
+  ascend-grad bench linear --quick
+  ascend-grad bench losses --filter smoothing
+  ascend-grad bench random --seed 1 --json random.json --plot random.svg
+  ascend-grad bench random --count 100 --operators softmax log_softmax --max-elements 10000
+  ascend-grad bench random --operators rowwise --layouts strange
+  ascend-grad bench programs
+  ascend-grad bench accuracy
 """
 
-#: Names of the options that choose what is measured, other than the speed of the row-wise operators.
-SUITES = ("accuracy", "linear", "torch", "losses", "programs")
+#: The suites, by the names of the files with their results. Those of random problems contain the seed.
+SUITES = {
+    "rowwise": "speed",
+    "linear": "linear",
+    "torch": "tensors",
+    "losses": "losses",
+    "programs": "programs",
+    "accuracy": "accuracy",
+    "random": "grid",
+}
 #: Names of the two families of operators of random problems.
 GROUPS = ("rowwise", "linear")
-#: Names of the options of random problems.
-GRID_OPTIONS = ("seed", "operators", "max_elements", "layouts", "max_rows", "few_classes")
+#: Names of the options of random problems, and of all options that few suites have, with these suites.
+RANDOM_OPTIONS = ("count", "seed", "operators", "max_elements", "layouts", "max_rows", "few_classes")
+SUITES_OF = {
+    "quick": ("rowwise", "linear", "torch", "losses", "programs"),
+    "plot": ("rowwise", "random"),
+    **dict.fromkeys(RANDOM_OPTIONS, ("random",)),
+}
+#: Random problems of a suite, unless --count says otherwise.
+COUNT = 300
 
 STATUSES = exit_statuses(
     "everything was measured (no matter how fast it is)",
-    "a case failed, as where NumPy computes other values, or with --accuracy an error is beyond its bound",
+    "a case failed, as where NumPy computes other values, or an error of `bench accuracy` is beyond its bound",
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("suite", nargs="?", choices=tuple(SUITES), default="rowwise", help="what to measure")
     parser.add_argument("--quick", action="store_true", help="a choice of cases, a minute or two")
     parser.add_argument(
         "--filter",
@@ -93,11 +107,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="only cases whose name contains this text; repeated: all of them",
     )
     parser.add_argument("--threads", type=int, metavar="N", help="threads of this library, PyTorch and NumPy's BLAS")
-    parser.add_argument("--linear", action="store_true", help="the linear operators in place of the row-wise ones")
-    parser.add_argument("--torch", action="store_true", help="calls on PyTorch's tensors, with and without gradients")
-    parser.add_argument("--losses", action="store_true", help="losses of logits and of linear layers, with options")
-    parser.add_argument("--programs", action="store_true", help="calls in programs that do something else before each")
-    parser.add_argument("--accuracy", action="store_true", help="measure errors in place of times, some minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the speed to this file (needs matplotlib)")
     parser.add_argument(
@@ -105,9 +114,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep the results with the sources, and write the tables of the documents anew (in a source tree)",
     )
+    parser.add_argument(
+        "--targets", action="store_true", help="also print the targets of the library and whether they are met"
+    )
     group = parser.add_argument_group("random problems")
-    group.add_argument("--grid", type=int, metavar="COUNT", help="measure COUNT random problems, no named cases")
-    group.add_argument("--seed", type=int, metavar="SEED", help="of the random problems (default: 0)")
+    group.add_argument("--count", type=int, metavar="COUNT", help=f"number of problems (default: {COUNT})")
+    group.add_argument("--seed", type=int, metavar="SEED", help="seed of the problems (default: 0)")
     group.add_argument(
         "--operators",
         nargs="+",
@@ -136,14 +148,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if not importlib.util.find_spec("ascend_grad.bench"):  # it is the folder bench/ of the sources
         raise CommandError("the benchmark needs the package to be installed, not only compiled: pip install .")
-    from ..bench import charts, documents, machine
+    from ..bench import charts, documents, machine, report
     from ..bench.results import ONEDNN, Results
     from ..bench.sides import onednn
 
     _check(args)
     num_threads = thread_count(args.threads) or ag.get_num_threads()
-    suite = next((name for name in SUITES if getattr(args, name)), "speed")
-    suite = "grid" if args.grid is not None else {"torch": "tensors"}.get(suite, suite)
+    suite = SUITES[args.suite]
     failures: list[Failure] = []
     if suite == "accuracy":
         sections: dict[str, list] = {"accuracy": _measure_accuracy(args.filter, failures)}
@@ -151,17 +162,20 @@ def run(args: argparse.Namespace) -> int:
         sections = _measure(_selected(suite, args), num_threads, failures)
     if suite not in ("grid", "losses", "programs"):
         sections = {name: sections.get(name, []) for name in ("speed", "accuracy", "linear", "memory")}
-    facts = {"count": args.grid, "seed": args.seed or 0} if suite == "grid" else {}
+    facts = {"count": args.count, "seed": args.seed} if suite == "grid" else {}
     results = Results(machine.describe(), num_threads, sections | {"failures": failures}, facts)
     if any(side in row.seconds for row in results.rows for side in ONEDNN):
         results.machine["oneDNN"] = onednn.version() or ""
 
+    show_targets = args.targets or suite == "accuracy"
     print(documents.machine_block(results))
     if any(sections.values()):
         found = documents.blocks({}, [results]) if suite == "grid" else documents.blocks({suite: results})
         for name, block in found.items():
-            if name not in documents.NOT_PRINTED:
+            if name not in documents.NOT_PRINTED and (show_targets or not name.endswith("targets")):
                 print(block)
+    if suite != "accuracy":
+        print(report.verdict(results.rows))
     if args.json:
         write_report("--json", args.json, results.to_json())
     for failure in failures:
@@ -175,7 +189,7 @@ def run(args: argparse.Namespace) -> int:
     if args.update_readme and failures:
         print("ascend-grad bench: the documents stay as they are", file=sys.stderr)
     elif args.update_readme:
-        documents.keep(documents.file_of(suite, args.seed or 0), results.to_json())
+        documents.keep(documents.file_of(suite, args.seed), results.to_json())
     return 0 if not failures and all(worst.error <= 1 for worst in results["accuracy"]) else 1
 
 
@@ -184,36 +198,23 @@ def _check(args: argparse.Namespace) -> None:
     from ..bench import documents, frameworks
 
     backend, _ = requested(None)
-    if args.accuracy and backend not in ("auto", "cpu"):
-        raise CommandError(f"--accuracy is about the CPU, and {backend!r} is asked for")
+    if args.suite == "accuracy" and backend not in ("auto", "cpu"):
+        raise CommandError(f"bench accuracy is about the CPU, and {backend!r} is asked for")
     if backend in REGISTRY and not (status := ag.backends()[backend]).usable:
         raise CommandError(f"backend {backend!r} is not usable: {status.reason}")
-    _check_grid(args)
-    if args.programs and any(getattr(args, name) for name in SUITES if name != "programs"):
-        raise CommandError("--programs has separate cases, without --linear, --torch, --losses and --accuracy")
-    if args.accuracy and (args.linear or args.torch or args.losses):
-        raise CommandError("--accuracy goes over all operators, without --linear, --torch and --losses")
-    if args.linear and args.torch:
-        raise CommandError("--torch has separate cases, without --linear")
-    if args.losses and (args.linear or args.torch):
-        raise CommandError("--losses measures cases of the losses alone, without --linear and --torch")
-    if args.plot and any(getattr(args, name) for name in SUITES):
-        raise CommandError(
-            "--plot draws the speed of the row-wise operators, not --accuracy, --linear, --torch, --losses or "
-            "--programs"
-        )
-    if args.torch:
+    _check_options(args)
+    if args.suite == "torch":
         torch = frameworks.module("torch")
         if torch is None:
-            raise CommandError("--torch needs PyTorch: pip install torch")
+            raise CommandError("bench torch needs PyTorch: pip install torch")
         if not hasattr(torch.nn.functional, "linear_cross_entropy"):
-            raise CommandError(f"--torch compares with a loss of PyTorch 2.13 or newer, this is {torch.__version__}")
-    if args.quick and args.accuracy:
-        raise CommandError("--quick chooses among the cases for speed, not for --accuracy")
+            raise CommandError(
+                f"bench torch compares with a loss of PyTorch 2.13 or newer, this is {torch.__version__}"
+            )
     if args.plot and not importlib.util.find_spec("matplotlib"):
         raise CommandError("the chart needs matplotlib: pip install matplotlib")
     if args.update_readme and (args.quick or args.filter):
-        raise CommandError("--update-readme takes a full run, without --quick and --filter")
+        raise CommandError("--update-readme needs a full run, without --quick and --filter")
     if args.update_readme and not all(path.exists() for path in documents.DOCUMENTS):
         raise CommandError("--update-readme works in a source tree, with an editable installation")
     if args.json:
@@ -222,27 +223,23 @@ def _check(args: argparse.Namespace) -> None:
         new_figure("--plot", args.plot)
 
 
-def _check_grid(args: argparse.Namespace) -> None:
-    if args.grid is None:
-        for option in GRID_OPTIONS:
-            if getattr(args, option) is not None:
-                raise CommandError(f"--{option.replace('_', '-')} is for random problems, with --grid COUNT")
-        return
-    if args.linear or args.losses or args.programs or args.accuracy or args.quick:
-        raise CommandError(
-            "--grid draws its own problems, without --linear, --losses, --programs, --accuracy and --quick"
-        )
-    least = {"seed": 0, "max_elements": 4, "max_rows": 1}
-    if args.grid < 1 or any((value := getattr(args, name)) is not None and value < least[name] for name in least):
-        raise CommandError(
-            "--grid takes a count from 1 on, --seed a number from 0 on, --max-elements one from 4 on, --max-rows one "
-            "from 1 on"
-        )
-    if args.update_readme and any(getattr(args, option) is not None for option in GRID_OPTIONS[1:]):
-        raise CommandError(
-            "--update-readme takes a full grid, without --operators, --max-elements, --layouts, --max-rows and "
-            "--few-classes"
-        )
+def _check_options(args: argparse.Namespace) -> None:
+    """Check options of some suites, and fill in the defaults of random problems."""
+    for option, suites in SUITES_OF.items():
+        if getattr(args, option) not in (None, False) and args.suite not in suites:
+            raise CommandError(
+                f"--{option.replace('_', '-')} is an option of {', '.join(f'bench {suite}' for suite in suites)}, not "
+                f"of bench {args.suite}"
+            )
+    least = {"count": 1, "seed": 0, "max_elements": 4, "max_rows": 1}
+    for option, minimum in least.items():
+        if (value := getattr(args, option)) is not None and value < minimum:
+            raise CommandError(f"--{option.replace('_', '-')}: expected a number from {minimum} on, got {value}")
+    narrowed = [option for option in RANDOM_OPTIONS[2:] if getattr(args, option) is not None]
+    if args.update_readme and narrowed:
+        raise CommandError(f"--update-readme needs all random problems, without --{narrowed[0].replace('_', '-')}")
+    args.count = COUNT if args.count is None else args.count
+    args.seed = args.seed or 0
 
 
 def _selected(suite: str, args: argparse.Namespace) -> dict[str, list[Case]]:
@@ -251,11 +248,11 @@ def _selected(suite: str, args: argparse.Namespace) -> dict[str, list[Case]]:
 
     if suite == "grid":
         drawn = cases.draw(
-            *(args.grid, args.seed or 0, _operators(args)),
+            *(args.count, args.seed, _operators(args)),
             *(args.max_elements, args.layouts, args.max_rows),
         )
         if args.few_classes:
-            drawn = cases.few_classes(args.grid, args.seed or 0)
+            drawn = cases.few_classes(args.count, args.seed)
         found = dict(zip(GROUPS, ([c for c in drawn if c.dim is not None], [c for c in drawn if c.dim is None])))
     elif suite == "tensors":
         both = cases.tensors(args.quick)

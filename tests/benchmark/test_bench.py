@@ -409,12 +409,29 @@ def test_failed_measurements_of_errors(monkeypatch, capsys, tmp_path):
 
     monkeypatch.setattr(accuracy, "measure", measured)
     file = tmp_path / "results.json"
-    assert main(["bench", "--accuracy", "--filter", "softmax float16", "--json", str(file)]) == 1
+    assert main(["bench", "accuracy", "--filter", "softmax float16", "--json", str(file)]) == 1
     out, err = capsys.readouterr()
     assert "| scaled_masked_softmax float16" in out
     assert "failed: softmax float16: FloatingPointError: overflow\n" in err
     found = Results.from_json(file.read_text())
     assert {worst.operator for worst in found["accuracy"]} == {"log_softmax", "scaled_masked_softmax"}
+
+
+def test_the_last_lines_count_wins_and_list_losses(hasty, monkeypatch, capsys):
+    chosen = [small_case("softmax"), small_case("log_softmax")]
+    monkeypatch.setattr(cases, "speed", lambda quick: chosen)
+    seconds = [{results.OWN: 1.0, "numpy": 4.0, "numpy dot": 3.0}, {results.OWN: 4.0, "numpy": 2.0}]
+    rows = [Row(case, each) for case, each in zip(chosen, seconds)]
+    monkeypatch.setattr(measure, "measure_all", lambda *_: rows)
+    assert main(["bench"]) == 0
+    out = capsys.readouterr().out
+    assert "| target |" not in out
+    assert out.endswith(
+        "Faster than NumPy in 1 of 2 cases; NumPy takes 1.22× as long (geometric mean). Slower in 1:\n"
+        f"  0.50×  {chosen[1].name}\n"
+    )
+    assert main(["bench", "--targets"]) == 0
+    assert "| target |" in capsys.readouterr().out
 
 
 def test_documents_are_not_updated_by_halves(hasty, monkeypatch, tmp_path, capsys):
@@ -436,10 +453,10 @@ def test_documents_are_not_updated_by_halves(hasty, monkeypatch, tmp_path, capsy
 
 def test_accuracy_decides_the_status(monkeypatch, capsys):
     monkeypatch.setattr(accuracy, "LENGTHS", (3,))
-    assert main(["bench", "--accuracy", "--filter", "float16", "--filter", "log"]) == 0
+    assert main(["bench", "accuracy", "--filter", "float16", "--filter", "log"]) == 0
     assert "log_softmax_backward float16" in capsys.readouterr().out
     monkeypatch.setattr(accuracy, "measure", lambda *pair: [Worst(*pair, "avx2", 1.5, "constants", 3)])
-    assert main(["bench", "--accuracy"]) == 1
+    assert main(["bench", "accuracy"]) == 1
     assert "**NOT met**" in capsys.readouterr().out
 
 
@@ -477,45 +494,27 @@ def test_without_an_installed_package(monkeypatch, capsys):
     ("arguments", "message"),
     [
         (["--filter", "nothing like it"], "no case contains 'nothing like it'"),
-        (["--accuracy", "--filter", "int8"], "no operator and dtype contain 'int8'"),
-        (["--accuracy", "--quick"], "--quick chooses"),
-        (["--accuracy", "--plot", "x.svg"], "--plot draws the speed"),
-        (["--accuracy", "--update-readme", "--filter", "fresh"], "takes a full run"),
+        (["accuracy", "--filter", "int8"], "no operator and dtype contain 'int8'"),
+        (["accuracy", "--quick"], "--quick is an option of bench rowwise, bench linear, bench torch"),
+        (["accuracy", "--plot", "x.svg"], "--plot is an option of bench rowwise, bench random, not of bench accuracy"),
+        (["accuracy", "--update-readme", "--filter", "fresh"], "needs a full run"),
         (["--threads", "0"], "expected None or an int"),
         (["--json", "absent/results.json"], "--json absent/results.json: cannot write in absent"),
         (["--json", "."], "--json .: is a directory"),
-        (["--linear", "--filter", "nothing like it"], "no case contains 'nothing like it'"),
-        (["--linear", "--plot", "x.svg"], "--plot draws the speed of the row-wise operators"),
-        (["--linear", "--accuracy"], "without --linear"),
-        (["--linear", "--update-readme", "--quick"], "takes a full run"),
-        (["--losses", "--filter", "nothing like it"], "no case contains 'nothing like it'"),
-        (["--losses", "--linear"], "without --linear and --torch"),
-        (["--losses", "--torch"], "without --linear and --torch"),
-        (["--losses", "--accuracy"], "without --linear, --torch and --losses"),
-        (["--losses", "--grid", "9"], "--grid draws its own problems"),
-        (["--losses", "--plot", "x.svg"], "--plot draws the speed of the row-wise operators"),
-        (["--losses", "--update-readme", "--quick"], "takes a full run"),
-        (["--torch", "--linear"], "without --linear"),
-        (["--torch", "--accuracy"], "without --linear, --torch and --losses"),
-        (["--torch", "--plot", "x.svg"], "--plot draws the speed of the row-wise operators"),
-        (["--seed", "1"], "--seed is for random problems"),
-        (["--max-elements", "9"], "--max-elements is for random problems"),
-        (["--layouts", "strange"], "--layouts is for random problems"),
-        (["--max-rows", "9"], "--max-rows is for random problems"),
-        (["--programs", "--linear"], "--programs has separate cases"),
-        (["--programs", "--plot", "x.svg"], "--plot draws the speed of the row-wise operators"),
-        (["--programs", "--grid", "9"], "--grid draws its own problems"),
-        (["--grid", "9", "--max-elements", "0"], "--max-elements one from 4 on"),
-        (["--grid", "9", "--max-rows", "0"], "--max-rows one from 1 on"),
-        (["--grid", "9", "--layouts", "plain", "--update-readme"], "takes a full grid"),
-        (["--grid", "0"], "--grid takes a count from 1 on"),
-        (["--grid", "9", "--linear"], "--grid draws its own problems"),
-        (
-            ["--grid", "9", "--operators", "sigmoid"],
-            "--operators: sigmoid is none of rowwise, linear, softmax_backward",
-        ),
-        (["--grid", "9", "--filter", "nothing like it"], "no problem contains 'nothing like it'"),
-        (["--grid", "9", "--operators", "softmax", "--update-readme"], "takes a full grid"),
+        (["linear", "--filter", "nothing like it"], "no case contains 'nothing like it'"),
+        (["linear", "--update-readme", "--quick"], "needs a full run"),
+        (["losses", "--filter", "nothing like it"], "no case contains 'nothing like it'"),
+        (["losses", "--count", "9"], "--count is an option of bench random, not of bench losses"),
+        (["--seed", "0"], "--seed is an option of bench random, not of bench rowwise"),
+        (["--few-classes"], "--few-classes is an option of bench random"),
+        (["random", "--quick"], "not of bench random"),
+        (["random", "--count", "0"], "--count: expected a number from 1 on, got 0"),
+        (["random", "--seed", "-1"], "--seed: expected a number from 0 on, got -1"),
+        (["random", "--max-elements", "0"], "--max-elements: expected a number from 4 on"),
+        (["random", "--max-rows", "0"], "--max-rows: expected a number from 1 on"),
+        (["random", "--layouts", "plain", "--update-readme"], "needs all random problems, without --layouts"),
+        (["random", "--operators", "sigmoid"], "--operators: sigmoid is none of rowwise, linear, softmax_backward"),
+        (["random", "--filter", "nothing like it"], "no problem contains 'nothing like it'"),
     ],
 )
 def test_mistakes_are_told(arguments, message, capsys):

@@ -456,8 +456,8 @@ def test_the_chart_is_the_same_for_the_same_results(sample, tmp_path):
 def test_a_small_grid(operators, hasty, tmp_path, capsys):
     file = tmp_path / "grid.json"
     options = ["--operators", *operators] if operators else []
-    arguments = ["--grid", "10", "--seed", "3", "--max-elements", "500", "--threads", "2", "--json", str(file)]
-    assert main(["bench", *arguments, *options]) == 0
+    arguments = "random --count 10 --seed 3 --max-elements 500 --threads 2 --json".split()
+    assert main(["bench", *arguments, str(file), *options]) == 0
     found = Results.from_json(file.read_text())
     chosen = {"linear": case.LINEAR}.get("".join(operators[:1]), operators) or cases.OPERATORS
     assert {row.case.operator for row in found.rows} == set(chosen)
@@ -470,7 +470,7 @@ def test_a_small_grid(operators, hasty, tmp_path, capsys):
 def test_a_grid_with_a_picture(hasty, tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "grid.svg"
-    assert main(["bench", "--grid", "2", "--max-elements", "50", "--plot", str(picture)]) == 0
+    assert main(["bench", "random", "--count", "2", "--max-elements", "50", "--plot", str(picture)]) == 0
     assert picture.read_text().startswith("<?xml")
 
 
@@ -483,7 +483,7 @@ def test_wrong_values_are_a_failure(hasty, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(ag, "softmax", wrong)
     file = tmp_path / "grid.json"
     operators = ["--operators", "softmax", "log_softmax"]
-    assert main(["bench", "--grid", "2", "--max-elements", "50", *operators, "--json", str(file)]) == 1
+    assert main(["bench", "random", "--count", "2", "--max-elements", "50", *operators, "--json", str(file)]) == 1
     (failure,) = Results.from_json(file.read_text())["failures"]
     assert failure.error == "numpy computes other values than ascend_grad"
     assert f"failed: {failure.case}" in capsys.readouterr().err
@@ -496,6 +496,6 @@ def test_results_are_kept_with_the_sources(hasty, monkeypatch, tmp_path):
     monkeypatch.setattr(documents, "DOCUMENTS", (document,))
     monkeypatch.setattr(cases, "MAX_ELEMENTS", 50)
     for seed in ("0", "1", "1"):
-        assert main(["bench", "--grid", "2", "--seed", seed, "--update-readme"]) == 0
+        assert main(["bench", "random", "--count", "2", "--seed", seed, "--update-readme"]) == 0
     assert [grid.facts["seed"] for grid in documents.kept_grids(documents.FOLDER)] == [0, 1]
     assert "| seed 1 " in document.read_text()

@@ -255,7 +255,7 @@ def test_the_command(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(cases, "linear", lambda quick: SMALL)
     monkeypatch.setattr(cases, "MEMORY_SHAPE", (16, 3000, 32))
     file = tmp_path / "results.json"
-    assert main(["bench", "--linear", "--filter", "recomputed", "--threads", "2", "--json", str(file)]) == 0
+    assert main(["bench", "linear", "--filter", "recomputed", "--threads", "2", "--json", str(file)]) == 0
     out = capsys.readouterr().out
     assert f"{GRADIENT} recomputed float32 5 × 11 × 3" in out
     assert "MiB beyond the results" in out
@@ -273,7 +273,7 @@ def test_cases_that_fail_leave_the_others(monkeypatch, tmp_path, capsys):
 
     monkeypatch.setattr(ag, "linear_cross_entropy", fails)
     file = tmp_path / "results.json"
-    assert main(["bench", "--linear", "--quick", "--json", str(file)]) == 1
+    assert main(["bench", "linear", "--quick", "--json", str(file)]) == 1
     out, err = capsys.readouterr()
     failed = [case for case in SMALL if case.operator == WHOLE]
     found = Results.from_json(file.read_text())

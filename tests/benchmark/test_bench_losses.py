@@ -235,7 +235,7 @@ def test_the_command(small, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(documents, "DOCUMENTS", (document,))
     monkeypatch.setattr(documents, "FOLDER", tmp_path)
     file = tmp_path / "results.json"
-    assert main(["bench", "--losses", "--threads", "2", "--json", str(file), "--update-readme"]) == 0
+    assert main(["bench", "losses", "--threads", "2", "--json", str(file), "--update-readme"]) == 0
     found = Results.from_json(file.read_text())
     assert (tmp_path / "losses.json").read_text() == file.read_text()
     assert [row.case for row in found["logits"]] == cases.logits()
@@ -250,7 +250,7 @@ def test_the_command(small, monkeypatch, tmp_path, capsys):
 
 def test_a_choice_of_cases(small, tmp_path, capsys):
     file = tmp_path / "results.json"
-    assert main(["bench", "--losses", "--filter", "smoothing", "--json", str(file)]) == 0
+    assert main(["bench", "losses", "--filter", "smoothing", "--json", str(file)]) == 0
     found = Results.from_json(file.read_text())
     assert [row.case.name for row in found.rows] == [
         "cross_entropy with smoothing float32 (2, 9, 3) dim 1, C order, fresh",
@@ -267,7 +267,7 @@ def test_cases_that_fail_leave_the_others(small, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(documents, "DOCUMENTS", (tmp_path / "README.md",))
     monkeypatch.setattr(documents, "FOLDER", tmp_path)
     (tmp_path / "README.md").write_text("old")
-    assert main(["bench", "--losses", "--update-readme"]) == 1
+    assert main(["bench", "losses", "--update-readme"]) == 1
     out, err = capsys.readouterr()
     for each in LINEAR:
         assert (each.name in out) == (each.operator != TOP_K)

@@ -75,7 +75,7 @@ def test_results_keep_the_place(rows):
 def test_the_command(hasty, monkeypatch, tmp_path, capsys):
     file = tmp_path / "programs.json"
     monkeypatch.setattr(cases, "PROGRAM_LAYOUTS", (((3, 4), 1), ((3, 5), 1)))
-    assert main(["bench", "--programs", "--quick", "--threads", "2", "--json", str(file)]) == 0
+    assert main(["bench", "programs", "--quick", "--threads", "2", "--json", str(file)]) == 0
     found = Results.from_json(file.read_text())["programs"]
     assert {row.case.place for row in found} == set(PLACES) - {AFTER_TORCH}
     out = capsys.readouterr().out
