@@ -14,7 +14,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -288,14 +288,19 @@ def in_programs(calls: dict[str, Call], before: Call, turns: int) -> dict[str, f
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
-def memory(case: Case, num_threads: int) -> list[Growth]:
-    """Measure the bytes by which a call of each side makes this process grow, new results not counted."""
+def memory(case: Case, num_threads: int, sides: Collection[str] = ()) -> list[Growth]:
+    """Measure the bytes by which a call of each side makes this process grow, new results not counted.
+
+    ``sides`` are the names of the sides to measure, by default all.
+    """
     with prepared(case, num_threads) as comparison:
         given = comparison.given
         promise = ag.workspace_size(case.operator, **given, num_threads=num_threads)
         new = sum(given[name].nbytes for name in ("input", "weight")) if case.operator == WHOLE else 0
         return [
-            Growth(case, side, max(0, resident_growth(call) - new), promise) for side, call in comparison.calls.items()
+            Growth(case, side, max(0, resident_growth(call) - new), promise)
+            for side, call in comparison.calls.items()
+            if side in (sides or comparison.calls)
         ]
 
 

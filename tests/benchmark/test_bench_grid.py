@@ -456,7 +456,7 @@ def test_the_chart_is_the_same_for_the_same_results(sample, tmp_path):
 def test_a_small_grid(operators, hasty, tmp_path, capsys):
     file = tmp_path / "grid.json"
     options = ["--operators", *operators] if operators else []
-    arguments = "random --count 10 --seed 3 --max-elements 500 --threads 2 --json".split()
+    arguments = ["random", "--count", "10", "--seed", "3", "--max-elements", "500", "--threads", "2", "--json"]
     assert main(["bench", *arguments, str(file), *options]) == 0
     found = Results.from_json(file.read_text())
     chosen = {"linear": case.LINEAR}.get("".join(operators[:1]), operators) or cases.OPERATORS

@@ -23,11 +23,24 @@ def test_the_api_reference_lists_every_public_name():
     assert listed == public | {f"compat.{name}.{each}" for name, module in modules.items() for each in module.__all__}
 
 
-def test_the_example_of_the_front_page():
-    blocks = re.findall(r"^```python\n(.*?)^```", (SOURCES / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+def names_of_example(page):
+    """Run the example of tensors in a document, and return its names."""
+    blocks = re.findall(r"^```python\n(.*?)^```", (SOURCES / page).read_text(), re.DOTALL | re.MULTILINE)
     (example,) = [block for block in blocks if block.startswith("import torch\n")]
     names: dict = {}
     exec(example, names)
+    return names
+
+
+def test_the_example_of_the_first_steps():
+    names = names_of_example("docs/start.md")
+    torch.testing.assert_close(names["after"], names["before"])
+    (right,) = torch.autograd.grad(names["before"], names["weight"])
+    torch.testing.assert_close(names["weight"].grad, right)
+
+
+def test_the_example_of_the_front_page():
+    names = names_of_example("README.md")
     hidden, weight = (names[name].detach().double().requires_grad_() for name in ("hidden", "weight"))
     right = linear_cross_entropy(hidden, weight, torch.arange(64))
     right.backward()
