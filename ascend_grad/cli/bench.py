@@ -226,7 +226,7 @@ def _check(args: argparse.Namespace) -> None:
 def _check_options(args: argparse.Namespace) -> None:
     """Check options of some suites, and fill in the defaults of random problems."""
     for option, suites in SUITES_OF.items():
-        if getattr(args, option) not in (None, False) and args.suite not in suites:
+        if (value := getattr(args, option)) is not None and value is not False and args.suite not in suites:
             raise CommandError(
                 f"--{option.replace('_', '-')} is an option of {', '.join(f'bench {suite}' for suite in suites)}, not "
                 f"of bench {args.suite}"

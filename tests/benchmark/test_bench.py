@@ -428,13 +428,13 @@ def test_the_last_lines_count_wins_and_list_losses(hasty, monkeypatch, capsys):
     monkeypatch.setattr(measure, "measure_all", lambda *_: rows)
     assert main(["bench"]) == 0
     out = capsys.readouterr().out
-    assert "| target |" not in out
+    assert "| required" not in out
     assert out.endswith(
         "Faster than NumPy in 1 of 2 cases; NumPy takes 1.22× as long (geometric mean). Slower in 1:\n"
         f"  0.50×  {chosen[1].name}\n"
     )
     assert main(["bench", "--targets"]) == 0
-    assert "| target |" in capsys.readouterr().out
+    assert "| required" in capsys.readouterr().out
 
 
 def test_documents_are_not_updated_by_halves(hasty, monkeypatch, tmp_path, capsys):
