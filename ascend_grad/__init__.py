@@ -54,7 +54,7 @@ from .operators.functions import (
 )
 from .operators.losses import cross_entropy, linear_cross_entropy, linear_cross_entropy_backward, linear_top_k
 from .operators.results import LossResult
-from .operators.second_order import cross_entropy_hvp
+from .operators.second_order import cross_entropy_hvp, linear_cross_entropy_hessian, linear_cross_entropy_hvp
 from .threads import get_num_threads, set_num_threads
 
 __all__ = [
@@ -78,6 +78,8 @@ __all__ = [
     "get_num_threads",
     "linear_cross_entropy",
     "linear_cross_entropy_backward",
+    "linear_cross_entropy_hessian",
+    "linear_cross_entropy_hvp",
     "linear_top_k",
     "log_softmax",
     "log_softmax_backward",

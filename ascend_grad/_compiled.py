@@ -31,6 +31,7 @@ from . import (  # noqa: F401
     _dtypes,
     _linear_candidates,
     _linear_features,
+    _linear_hvp,
     _linear_loss,
     _linear_packed,
     _linear_packing,

@@ -235,6 +235,25 @@ class _Loss(ABC):
         sums = np.sum(weights), np.sum(tokens)
         return sums if sums[0] and (sums[1] or not has_own_divisor(terms.options)) else (0.0, 0.0)
 
+    def curvature(self, rows, row, slope, logits, dtype, vector):
+        """Return the Hessian's product with a vector for some rows, None: its diagonal, and the rows that have one.
+
+        Both belong to the `logits` before scale and softcap. `dtype` is that of the input.
+        """
+        terms, grad = self.terms.of(rows), self._grad_of(rows)
+        grad_loss, grad_square = self._divided(grad)
+        if vector is None:
+            result = loss_reference.hessian_diagonal(row, terms, grad_loss, grad_square) * slope**2
+        else:
+            result = loss_reference.hessian_product(row, terms, grad_loss, grad_square, vector * slope) * slope
+        if self._a["softcap"] is not None:
+            least, largest = _factor_limits(dtype)
+            cap = np.clip(self._a["softcap"], least, largest)
+            scale = np.clip(self._a["logit_scale"], -largest, largest)
+            bend = -2 * scale / cap * np.tanh(scale * logits / cap) * (1.0 if vector is None else vector)
+            result += loss_reference.gradient(row, terms, grad_loss, grad_square) * slope * bend
+        return grad != 0, result
+
     @abstractmethod
     def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Yield the rows that are not ignored in chunks, with their logits and derivatives of logits."""
@@ -316,6 +335,29 @@ class _LayerLoss(_Loss):
         self.gradients["bias_grad"] += gradient.sum(axis=0)
 
 
+    def products(self, vectors):
+        """Yield the Hessian's products with vectors of all rows, for the rows of a chunk.
+
+        Parameters
+        ----------
+        vectors : callable
+            Returns the vectors, shape (rows, V), for row numbers.
+
+        Yields
+        ------
+        rows : ndarray
+            The numbers of the rows that have a gradient.
+        products : list of ndarray, shape (rows, V)
+            One for each vector.
+        """
+        for rows, z, slope in self.chunks():
+            row, logits = loss_reference.RowStatistics(z), _products(self._input[rows], self._weight, self._a)
+            results = [
+                self.curvature(rows, row, slope, logits, self._input.dtype, vector) for vector in vectors(rows)
+            ]
+            yield rows[results[0][0]], [product[present] for present, product in results]
+
+
 class _LogitsLoss(_Loss):
     """A loss of logits, which lie along one dimension of the input."""
 
@@ -352,19 +394,8 @@ class _LogitsLoss(_Loss):
 
     def _add_curvature(self, name, rows, row, slope):
         """Compute the diagonal of the Hessian, or the product of the Hessian and the vector, for some rows."""
-        terms, grad = self.terms.of(rows), self._grad_of(rows)
-        (grad_loss, grad_square), present = self._divided(grad), grad != 0
-        vector = 1.0 if self._vector is None else self._vector[rows]
-        if name == "product":
-            result = loss_reference.hessian_product(row, terms, grad_loss, grad_square, vector * slope) * slope
-        else:
-            result = loss_reference.hessian_diagonal(row, terms, grad_loss, grad_square) * slope**2
-        if self._a["softcap"] is not None:
-            least, largest = _factor_limits(self._dtype)
-            cap = np.clip(self._a["softcap"], least, largest)
-            scale = np.clip(self._a["logit_scale"], -largest, largest)
-            bend = -2 * scale / cap * np.tanh(scale * self._logits[rows] / cap)
-            result += loss_reference.gradient(row, terms, grad_loss, grad_square) * slope * bend * vector
+        vector = None if name == "hessian_diag" else self._vector[rows]
+        present, result = self.curvature(rows, row, slope, self._logits[rows], self._dtype, vector)
         self._full[name][rows[present]] = result[present]
 
     def full_results(self, like: np.ndarray, axis: int) -> dict[str, np.ndarray]:
@@ -384,6 +415,32 @@ def cross_entropy_hvp(input, axis, **arguments):
     loss = _LogitsLoss(input, axis, {**arguments, "outputs": (), "return_grad": False})
     loss.results()
     return loss.full_results(input, axis)
+
+
+def linear_cross_entropy_hvp(input, weight, vector, vector_bias, **arguments):
+    loss = _LayerLoss(input, weight, arguments)
+    along = _wide(vector.astype(arrays.native(weight.dtype), copy=False)).T
+    moved = 0.0 if vector_bias is None else _wide(vector_bias)
+    weight_product, bias_product = np.zeros(weight.shape), np.zeros(len(weight))
+    for rows, (product,) in loss.products(lambda rows: [_wide(input[rows]) @ along + moved]):
+        weight_product += product.T @ _wide(input[rows])
+        bias_product += product.sum(axis=0)
+    return {"weight_product": weight_product, "bias_product": bias_product}
+
+
+def linear_cross_entropy_hessian(input, weight, **arguments):
+    loss, vocabulary = _LayerLoss(input, weight, arguments), len(weight)
+    width = weight.shape[1] + (arguments["bias"] is not None)
+    hessian = np.zeros((vocabulary, width, vocabulary, width))
+    for rows, columns in loss.products(
+        lambda rows: (np.broadcast_to(unit, (rows.size, vocabulary)) for unit in np.eye(vocabulary))
+    ):
+        x = np.column_stack([_wide(input[rows]), np.ones((rows.size, width - weight.shape[1]))])
+        for w, column in enumerate(columns):
+            for v in range(w, vocabulary):
+                hessian[v, :, w] += x.T @ (column[:, v, None] * x)
+    matrix = hessian.reshape(vocabulary * width, vocabulary * width)
+    return {"hessian": np.tril(matrix) + np.tril(matrix, -1).T}
 
 
 def linear_cross_entropy(input, weight, **arguments):

@@ -104,6 +104,16 @@ class LinearCrossEntropyGradients(NamedTuple):
     bias_grad: NDArray | Any
 
 
+@_without_arithmetic
+class LinearHessianProduct(NamedTuple):
+    """The product of a Hessian and a vector; see `ascend_grad.linear_cross_entropy_hvp`."""
+
+    #: The part that belongs to weight, shape (V, H), in its dtype.
+    weight_product: NDArray
+    #: The part that belongs to bias, shape (V,), in its dtype; None without a bias.
+    bias_product: NDArray | Any
+
+
 class LossResult(tuple[Array, ...], metaclass=ABCMeta):
     """The result of a loss: the loss, its gradients, and the requested outputs in the order of the request.
 

@@ -9,7 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 from .._dispatch import run
 from ..arguments import LAST, axis_named_dim
 from . import table
-from .losses import cross_entropy
+from .losses import cross_entropy, linear_cross_entropy
+from .results import LinearHessianProduct
 from .signatures import Words, documented
 
 
@@ -84,3 +85,144 @@ def cross_entropy_hvp(
         lse_square_scale, temperature, denominator, logit_scale, softcap, grad_loss
     ]  # fmt: skip
     return run(table.CROSS_ENTROPY_HVP, values, None, backend, num_threads)
+
+
+@documented(like=linear_cross_entropy)
+def linear_cross_entropy_hvp(
+    input: ArrayLike,
+    weight: ArrayLike,
+    target: ArrayLike,
+    vector: ArrayLike,
+    *,
+    vector_bias: ArrayLike | None = None,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    ignore_index: int = -100,
+    vocab_start_index: int = 0,
+    token_weight: ArrayLike | None = None,
+    class_weight: ArrayLike | None = None,
+    target_prob: ArrayLike | None = None,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    temperature: ArrayLike = 1.0,
+    denominator: float | None = None,
+    bias: ArrayLike | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    grad_loss: ArrayLike | None = None,
+    backend: str | None = None,
+    num_threads: int | None = None,
+) -> LinearHessianProduct:
+    r"""Compute the product of the Hessian of a linear layer's loss and a vector of the shape of its weight.
+
+    The Hessian is that of `linear_cross_entropy` with respect to `weight`, and to `bias` if it is given. Neither it nor
+    all logits are stored. The result is a named tuple::
+
+        product, _ = ag.linear_cross_entropy_hvp(input, weight, target, vector)
+        product, bias_product = ag.linear_cross_entropy_hvp(input, weight, target, vector, vector_bias=v, bias=b)
+
+    Parameters
+    ----------
+    vector : array_like, shape (V, H)
+        The part of the vector that belongs to `weight`, of any of the four dtypes. It is rounded to the dtype of
+        `weight`.
+    vector_bias : array_like, shape (V,), optional
+        The part that belongs to `bias`, of any of the four dtypes; default: 0. It is refused without `bias`.
+
+    Returns
+    -------
+    weight_product : ndarray, shape (V, H)
+        The part of the product that belongs to `weight`, in its dtype.
+    bias_product : ndarray, shape (V,), or None
+        The part that belongs to `bias`, in its dtype; None without `bias`.
+
+    Notes
+    -----
+    With a block of rows :math:`X` of the input, and vectors :math:`V` and :math:`v`, the products :math:`X V^T + v` are
+    multiplied by the Hessian with respect to :math:`X W^T + \mathrm{bias}` as in `cross_entropy_hvp`. The result
+    :math:`P` gives :math:`P^T X` and the sums of its columns. The blocks are added up in float64. A block takes at most
+    about 2 MiB, or as much memory as the weight has as float32 (float64 if it is float64).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ascend_grad as ag
+    >>> x, weight, target = np.eye(2), np.zeros((4, 2)), np.array([0, 3])
+    >>> ag.linear_cross_entropy_hvp(x, weight, target, np.eye(4, 2), reduction="sum").weight_product
+    array([[ 0.1875, -0.0625],
+           [-0.0625,  0.1875],
+           [-0.0625, -0.0625],
+           [-0.0625, -0.0625]])
+    """
+    values = [
+        input, weight, target, vector, vector_bias, reduction, ignore_index, grad_loss, vocab_start_index, token_weight,
+        class_weight, target_prob, label_smoothing, lse_square_scale, temperature, denominator, bias, logit_scale,
+        softcap
+    ]  # fmt: skip
+    return LinearHessianProduct._make(run(table.LINEAR_CROSS_ENTROPY_HVP, values, None, backend, num_threads))
+
+
+@documented(like=linear_cross_entropy)
+def linear_cross_entropy_hessian(
+    input: ArrayLike,
+    weight: ArrayLike,
+    target: ArrayLike,
+    *,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    ignore_index: int = -100,
+    vocab_start_index: int = 0,
+    token_weight: ArrayLike | None = None,
+    class_weight: ArrayLike | None = None,
+    target_prob: ArrayLike | None = None,
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    temperature: ArrayLike = 1.0,
+    denominator: float | None = None,
+    bias: ArrayLike | None = None,
+    logit_scale: float = 1.0,
+    softcap: float | None = None,
+    grad_loss: ArrayLike | None = None,
+    backend: str | None = None,
+    num_threads: int | None = None,
+) -> NDArray:
+    r"""Compute the Hessian of a linear layer's loss with respect to few coefficients.
+
+    The coefficients are those of `weight`, and of `bias` if it is given::
+
+        hessian = ag.linear_cross_entropy_hessian(input, weight, target)
+
+    Parameters
+    ----------
+    weight : array_like, shape (V, H)
+        The layer's weight, of the dtype of `input`. The Hessian has :math:`(V H)^2` elements.
+    .. options:: as in `linear_cross_entropy`
+
+    Returns
+    -------
+    hessian : ndarray, shape (V, H, V, H), or (V, H + 1, V, H + 1) with `bias`
+        The second derivatives, with `bias` as the last of the features of each class. The Hessian is exactly symmetric.
+        It is float32, or float64 if `input` is float64.
+
+    Notes
+    -----
+    ``hessian.reshape(V * H, V * H)`` is a matrix for the coefficients of one class after another, as in statsmodels'
+    ``MNLogit``. With a bias, its rows are those of ``np.column_stack([weight, bias]).ravel()``.
+
+    With the Hessian :math:`h` of each row with respect to :math:`X W^T + \mathrm{bias}`, as in `cross_entropy_hvp`, and
+    a column of ones in :math:`X` for the bias, an element is :math:`\sum_i h_{ivw} X_{ij} X_{ik}`. Blocks of rows are
+    added up in float64, which takes as much memory as the result has in float64.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ascend_grad as ag
+    >>> x = np.array([[1.0], [2.0]])
+    >>> hessian = ag.linear_cross_entropy_hessian(x, np.zeros((2, 1)), np.array([0, 1]), reduction="sum")
+    >>> hessian.reshape(2, 2)
+    array([[ 1.25, -1.25],
+           [-1.25,  1.25]])
+    """
+    values = [
+        input, weight, target, reduction, ignore_index, grad_loss, vocab_start_index, token_weight, class_weight,
+        target_prob, label_smoothing, lse_square_scale, temperature, denominator, bias, logit_scale, softcap
+    ]  # fmt: skip
+    return run(table.LINEAR_CROSS_ENTROPY_HESSIAN, values, None, backend, num_threads)

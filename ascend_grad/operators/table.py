@@ -33,6 +33,7 @@ from .._loss_checks import (
     LeadingDimensions,
     LogitsDtypeMatches,
     MaskHasRows,
+    NoneWithout,
     NonemptyVocabulary,
     NumberOrRows,
     PositiveValues,
@@ -445,6 +446,58 @@ LINEAR_CROSS_ENTROPY_BACKWARD = Operator(
 )
 
 
+_HESSIAN_PARAMETERS = f"reduction ignore_index grad_loss vocab_start_index {_BACKWARD_OPTIONS}"
+
+
+def hessian_checks(parameters: str, *of_vector: Check) -> list[Check]:
+    """Return the checks of second derivatives of a layer's loss. `of_vector` are those of a vector beside its bias."""
+    return [
+        *targets_of_layer(parameters, allows_dense=True),
+        *of_vector,
+        Reduction("BT"),
+        ignored(),
+        Integer("vocab_start_index", precedes_entries=True),
+        *checks_of(_BACKWARD_OPTIONS),
+    ]
+
+
+LINEAR_CROSS_ENTROPY_HVP = Operator(
+    "linear_cross_entropy_hvp",
+    None,
+    f"input weight target vector vector_bias {_HESSIAN_PARAMETERS}",
+    family="linear",
+    kernels="hessian_product",
+    arrays="input weight target vector",
+    mixes=f"target vector_bias {arrays_among(_HESSIAN_PARAMETERS)}",
+    optional=f"vector_bias {arrays_among(_HESSIAN_PARAMETERS)}",
+    checks=[
+        *hessian_checks(
+            _HESSIAN_PARAMETERS,
+            Floating("vector"),
+            SameShape("weight", "vector"),
+            NoneWithout("vector_bias", "bias"),
+            Floating("vector_bias"),
+            Shape("vector_bias", "V"),
+        )
+    ],
+    value_checks=[TargetsInTheVocabulary("vocab_start_index"), PositiveValues("temperature")],
+    results=[Result("weight_product", like="weight"), Result("bias_product", like="bias", asked_by=("bias",))],
+)
+LINEAR_CROSS_ENTROPY_HESSIAN = Operator(
+    "linear_cross_entropy_hessian",
+    None,
+    f"input weight target {_HESSIAN_PARAMETERS}",
+    family="linear",
+    kernels="hessian",
+    arrays="input weight target",
+    mixes=f"target {arrays_among(_HESSIAN_PARAMETERS)}",
+    optional=arrays_among(_HESSIAN_PARAMETERS),
+    checks=hessian_checks(_HESSIAN_PARAMETERS),
+    value_checks=[TargetsInTheVocabulary("vocab_start_index"), PositiveValues("temperature")],
+    results=[Result("hessian", like="input", dims=("V", "H with bias", "V", "H with bias"), dtype=ACCUMULATOR)],
+)
+
+
 #: The options of the largest log-probabilities.
 TOP_K_OPTIONS = "temperature bias logit_scale softcap"
 
@@ -565,6 +618,8 @@ LINEAR = (
     FUSED_CROSS_ENTROPY_LOSS_WITH_MAX_SUM,
     LINEAR_CROSS_ENTROPY,
     LINEAR_CROSS_ENTROPY_BACKWARD,
+    LINEAR_CROSS_ENTROPY_HVP,
+    LINEAR_CROSS_ENTROPY_HESSIAN,
     LINEAR_TOP_K,
 )
 LOSSES = (CROSS_ENTROPY, CROSS_ENTROPY_HVP)

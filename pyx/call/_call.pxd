@@ -28,6 +28,8 @@ cdef enum LinearKernels:
     LOSS
     LOSS_GRADIENT
     TOP_K
+    LAYER_PRODUCT
+    LAYER_HESSIAN
 
 cdef enum LossKernels:
     CROSS_ENTROPY

@@ -100,7 +100,8 @@ cdef class Result:
     like : str
         The parameter whose dtype and shape the result has, unless `dtype` or `dims` is given.
     dims : tuple of str, optional
-        The result's shape, as names of sizes of the call; ``"bits of BT"`` is the bytes that hold BT bits. ``("rows",)`` is
+        The result's shape, as names of sizes of the call; ``"bits of BT"`` is the bytes that hold BT bits,
+        and ``"H with bias"`` is H, or H + 1 with a bias. ``("rows",)`` is
         the shape of `like` without the axis, ``("targets",)`` that of ``target``, ``("logits",)`` that of `like`.
     dtype : ACCUMULATOR or numpy.dtype, optional
         The result's dtype, if it is not the dtype of `like`.
@@ -168,7 +169,9 @@ cdef class Result:
             return rank
         for axis in range(len(self.dims)):
             name = self.dims[axis]
-            shape[axis] = (call.sizes[BT] + 7) // 8 if name == "bits of BT" else call.sizes[<int>size_numbers[name]]
+            shape[axis] = (call.sizes[BT] + 7) // 8 if name == "bits of BT" else call.sizes[<int>size_numbers[name.split()[0]]]
+            if name == "H with bias":
+                shape[axis] += call.values[<int>call.operator.slots["bias"]] is not None
         return <int>len(self.dims)
 
     cdef cnp.dtype dtype_for(self, Call call):
@@ -208,7 +211,7 @@ cdef class Result:
 
 #: Names of the kernels of the linear operators, in the order of `LinearKernels`.
 LOSS_KERNELS = ("cross_entropy", "hessian_product")
-LINEAR_KERNELS = ("gradient", "statistics", "loss_of_statistics", "loss", "loss_gradient", "top_k")
+LINEAR_KERNELS = ("gradient", "statistics", "loss_of_statistics", "loss", "loss_gradient", "top_k", "hessian_product", "hessian")
 
 cdef list _rowwise_kernels = [ag_row_ops[op].name.decode() for op in range(AG_ROW_OP_COUNT)]
 

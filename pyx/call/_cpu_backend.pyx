@@ -7,8 +7,10 @@ import math
 
 cimport numpy as cnp
 
-from ascend_grad cimport _cross_entropy_python, _linear_python, _memory, _rowwise_python
+from ascend_grad cimport _cross_entropy_python, _linear_hvp, _linear_python, _memory, _rowwise_python
 from ascend_grad._call cimport (
+    LAYER_HESSIAN,
+    LAYER_PRODUCT,
     LOSS,
     LOSS_GRADIENT,
     LOSS_OF_STATISTICS,
@@ -99,6 +101,10 @@ cdef object linear(Call call, int threads):
     cdef Results results
     if call.operator.kernels == STATISTICS:
         return _linear_python.statistics(call, threads)
+    if call.operator.kernels == LAYER_PRODUCT:
+        return _linear_hvp.product(call, threads)
+    if call.operator.kernels == LAYER_HESSIAN:
+        return _linear_hvp.hessian(call, threads)
     results = Results(call)
     _linear_python.compute(call, results.arrays, threads)
     return results.deliver()
@@ -125,7 +131,7 @@ cdef object copied_vectors(Call call):
     ])
 
 
-cdef object linear_workspace_size(Call call):
+cdef object linear_workspace_size(Call call, int threads):
     """Return the maximum number of bytes beyond arguments and results, from only shapes, dtypes and layouts."""
     size = copied_vectors(call)
     for out in (call.first_out, call.second_out):
@@ -133,6 +139,8 @@ cdef object linear_workspace_size(Call call):
             size += out.nbytes
     if call.operator.kernels == LOSS_OF_STATISTICS:
         return size
+    if call.operator.kernels == LAYER_PRODUCT or call.operator.kernels == LAYER_HESSIAN:
+        return size + _linear_hvp.workspace_bound(call, threads)
     if call.operator.kernels == LOSS or call.operator.kernels == LOSS_GRADIENT or call.operator.kernels == TOP_K:
         # Options that are arrays follow the matrices and the target. They are copied as float64.
         size += sum([8 * each.size for each in call.values[3:] if cnp.PyArray_CheckExact(each)])
@@ -145,6 +153,8 @@ cdef tuple plan_and_threads(Call call, int threads):
         return _rowwise_python.plan_and_threads(call, threads)
     if call.operator.family == LOSSES:
         return _cross_entropy_python.plan_and_threads(call, threads)
+    if call.operator.kernels == LAYER_PRODUCT or call.operator.kernels == LAYER_HESSIAN:
+        return *_linear_hvp.plan_and_threads(call, threads), None
     if call.operator.kernels == STATISTICS or call.operator.kernels == LOSS_OF_STATISTICS:
         return *_linear_python.plan_and_threads(call, None, threads), None  # their results may fit no memory
     return *_linear_python.plan_and_threads(call, shapes_of_results(call), threads), None
@@ -171,7 +181,7 @@ def workspace_size(Call call, int threads):
         return _rowwise_python.workspace_bound(call, threads)
     if call.operator.family == LOSSES:
         return _cross_entropy_python.workspace_bound(call, threads)
-    return linear_workspace_size(call)
+    return linear_workspace_size(call, threads)
 
 
 cpdef tuple description(Call call, int threads):

@@ -353,6 +353,16 @@ cdef class SomeUpstreamGradient(Check):
         return 0
 
 
+cdef class NoneWithout(Check):
+    """Check that the first argument is None if the second one is."""
+
+    cdef int run(self, Call call) except -1:
+        if call.values[self.slots[0]] is not None and call.values[self.slots[1]] is None:
+            shown = f"shape {shape_of(call.array(self.slots[0]))}"
+            call.fail(self.names[0], f"None, as {self.names[1]} is None", shown)
+        return 0
+
+
 cdef class PositiveValues(Check):
     """Check that the named argument, if it is on the host, is a positive finite number or an array of them."""
 

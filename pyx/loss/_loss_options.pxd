@@ -40,6 +40,7 @@ ctypedef struct LossOptions:
     const double *temperatures        # (rows,); NULL: all are `temperature`
     Reduction reduction
     double denominator                # of a mean; 0: the sum of the weights of the rows
+    const double *denominators        # of both terms, if the rows are a block of a call; NULL: they follow from the rows
     # Upstream gradients.
     double grad_loss
     const double *grad_losses         # (rows,); NULL: all are `grad_loss`
@@ -188,6 +189,7 @@ cdef inline void write_nothing(const LossOptions *o, Py_ssize_t row) noexcept no
         write_number(o, o.outputs.log_prob, i, 0)
 
 
+cdef LossOptions options_of_rows(const LossOptions *o, Py_ssize_t begin, Py_ssize_t count) noexcept nogil
 cdef double *numeric_option(LossOptions *o, int i, const char **name) noexcept nogil
 cdef int sum_weights(const LossOptions *o, double *sums, double *last_check) except -1 nogil
 cdef int set_denominators(const LossOptions *o, double *denominators, double *last_check) except -1 nogil

@@ -45,6 +45,23 @@ cdef double *numeric_option(LossOptions *o, int i, const char **name) noexcept n
     return NULL
 
 
+cdef LossOptions options_of_rows(const LossOptions *o, Py_ssize_t begin, Py_ssize_t count) noexcept nogil:
+    """Return the options of `count` rows of a loss without outputs and their upstream gradients."""
+    cdef LossOptions some = o[0]
+    cdef Py_ssize_t targets = begin * o.target_count
+    some.rows = count
+    some.target = <const char *>o.target + targets * (8 if o.is_wide else 4)
+    if o.target_prob != NULL:
+        some.target_prob = <const char *>o.target_prob + targets * (4 if o.has_float_prob else 8)
+    if o.token_weight != NULL:
+        some.token_weight += begin
+    if o.temperatures != NULL:
+        some.temperatures += begin
+    if o.grad_losses != NULL:
+        some.grad_losses += begin
+    return some
+
+
 cdef inline double weight_of_target_class(const LossOptions *o, Py_ssize_t row) noexcept nogil:
     """Return the class weight of a row with one target, which is not ignored."""
     cdef int64_t entry
@@ -121,6 +138,9 @@ cdef int sum_weights(const LossOptions *o, double *sums, double *last_check) exc
 
 cdef int set_denominators(const LossOptions *o, double *denominators, double *last_check) except -1 nogil:
     """Set what the cross-entropy and the squared lse are divided by. Both are 0 if the mean is NaN, without a gradient."""
+    if o.denominators != NULL:
+        denominators[0], denominators[1] = o.denominators[0], o.denominators[1]
+        return 0
     denominators[0] = denominators[1] = 1
     if o.reduction != REDUCTION_MEAN:
         return 0

@@ -84,21 +84,27 @@ cdef bint describe_call(Problem *p, Call call, const CrossEntropy *x, cnp.ndarra
 
     `describe_loss` has filled in `x`.
     """
-    cdef cnp.ndarray input = input_of(call)
-    cdef View a = view_of(input), b = view_of(target_of(call)), numbers = a, out_view = view_of(out)
+    return describe_rows(p, x, input_of(call), target_of(call), call.axis, out)
+
+
+cdef bint describe_rows(
+    Problem *p, const CrossEntropy *x, cnp.ndarray input, cnp.ndarray target, int dim, cnp.ndarray out
+) except -1:
+    """Describe the problem of logits whose classes lie along `dim`; return False if it is empty."""
+    cdef View a = view_of(input), b = view_of(target), numbers = a, out_view = view_of(out)
     cdef Py_ssize_t[MAX_AXES] strides
     cdef Py_ssize_t stride = 1
     cdef int axis
-    cdef Py_ssize_t classes = a.shape[call.axis] if a.ndim else 1  # an array of rank 0 has one element
+    cdef Py_ssize_t classes = a.shape[dim] if a.ndim else 1  # an array of rank 0 has one element
     cdef ag_row_op op = plan_of(x, classes, a.dtype != out_view.dtype)
     # An array of numbers of rows in C order, which has no memory: row i is at byte i.
     for axis in range(a.ndim - 1, -1, -1):
         strides[axis] = 0
-        if axis != call.axis:
+        if axis != dim:
             strides[axis] = stride
             stride *= a.shape[axis]
     numbers.data, numbers.strides, numbers.itemsize = NULL, strides, 1
-    return describe(p, op, &a, &b, &numbers, &out_view, call.axis, scale_of_all(x))
+    return describe(p, op, &a, &b, &numbers, &out_view, dim, scale_of_all(x))
 
 
 cdef class Results:
@@ -241,16 +247,22 @@ cdef Py_ssize_t workspace_bound(Call call, int threads) except -1:
     cdef Problem p
     cdef CrossEntropy x
     cdef cnp.ndarray out = shape_of_gradient(call)
-    cdef Py_ssize_t most = 0, copies = copied_bytes(call)
+    cdef Py_ssize_t copies = copied_bytes(call)
     if call.first_out is not None and out is not call.first_out:
         copies += cnp.PyArray_NBYTES(out)
     describe_loss(&x, call, requested(call), False)
     if not describe_call(&p, call, &x, out):
         return copies
-    for count in [threads] if threads else [1, threads_of(&p, 0)]:
-        prepare_loss(&x, &p, count)
-        most = max(most, loss_workspace_size(&x))
-    return copies + most
+    return copies + most_workspace(&x, &p, threads)
+
+
+cdef Py_ssize_t most_workspace(CrossEntropy *x, const Problem *p, int threads) except -1:
+    """Return the most bytes of the workspace of a problem. `threads`: 0 for the default."""
+    cdef Py_ssize_t most = 0
+    for count in [threads] if threads else [1, threads_of(p, 0)]:
+        prepare_loss(x, p, count)
+        most = max(most, loss_workspace_size(x))
+    return most
 
 
 cdef tuple plan_and_threads(Call call, int threads):

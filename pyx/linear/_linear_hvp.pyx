@@ -1,0 +1,380 @@
+"""The Hessian of a linear layer's loss with respect to weight and bias, and its product with a vector, over blocks of rows.
+
+For a block of rows X, the linear engine computes the logits Z = X W^T + bias and their changes U = X V^T + vector_bias along the
+vector. The engine of losses of rows turns them into the product of the Hessian with respect to the logits and U, a matrix P.
+The linear engine then computes P^T X, as it does for a gradient with given probabilities. Each of the three divides its work
+among the threads, and none depends on their number. The products of blocks are added up in float64, in their order.
+
+The whole Hessian takes the products of each row's Hessian with unit vectors, its columns, times products of two features.
+
+The size of a block follows from shapes and dtypes alone. What a mean is divided by is computed once, from all rows.
+"""
+
+import numpy as np
+
+cimport numpy as cnp
+from libc.string cimport memset
+
+from ascend_grad cimport _cpu, _cross_entropy_python, _linear_python, _memory
+from ascend_grad._call cimport Call, Result, native_vector
+from ascend_grad._cross_entropy_rows cimport CrossEntropy
+from ascend_grad._dtypes cimport dtype_of
+from ascend_grad._kernels cimport AG_FLOAT64
+from ascend_grad._linear_kernels cimport ag_matrix
+from ascend_grad._linear_problem cimport (
+    Problem,
+    bound_transform,
+    count_active_rows,
+    largest_bias,
+    round_bias,
+)
+from ascend_grad._linear_results cimport write_doubles
+from ascend_grad._linear_schedule cimport (
+    Schedule,
+    place_workspace,
+    prepare,
+    run,
+    threads_of,
+    workspace_bound as bound_of_schedule,
+    workspace_size,
+)
+from ascend_grad._loss_arguments cimport option, set_options, vector_of
+from ascend_grad._loss_options cimport LossOptions, is_dense, options_of_rows, set_denominators
+from ascend_grad._memory cimport ALIGNMENT
+from ascend_grad._rowwise_plan cimport Problem as Rows
+
+from ._dtypes import FLOATING_DTYPES
+from .arrays import without_memory
+
+cnp.import_array()
+
+cdef tuple _dtypes = FLOATING_DTYPES  # in the order of ag_dtype
+cdef cnp.dtype _float32 = np.dtype(np.float32)
+cdef cnp.dtype _float64 = np.dtype(np.float64)
+
+# Bytes of a block that mostly stay in L2 from one product to the next. Blocks of a large weight may take as many bytes as its
+# sums, since each block passes over the weight and the sums.
+cdef Py_ssize_t BLOCK_BYTES = 2 << 20
+# Plans never read a vector.
+cdef char any_vector = 0
+
+
+cdef class Layer:
+    """The arguments of a call, the sizes of its blocks, and buffers for one block, which have no memory in an estimate."""
+
+    cdef cnp.ndarray input, weight, target
+    cdef cnp.ndarray vector  # None: the call is of the whole Hessian
+    cdef cnp.ndarray logits, changes  # (block, V) of accumulators
+    cdef cnp.ndarray product  # (block, V): the Hessian's product with respect to the logits
+    cdef cnp.ndarray present  # (block,): 1, or 0 for a row whose product is 0
+    cdef cnp.ndarray part, sums  # the result of a block in accumulators, and the sum of blocks in float64
+    cdef cnp.ndarray bias_sums  # (V,) of float64
+    cdef cnp.ndarray features, pairs  # whole Hessian: (block, F) with a column of ones for the bias, and (block, V, F)
+    cdef list held
+    cdef const double *bias
+    cdef const double *vector_bias
+    cdef LossOptions o
+    cdef double[2] denominators
+    cdef double largest_bias
+    cdef Py_ssize_t rows, vocab, hidden, width, block
+    cdef cnp.dtype accumulator
+
+    def __init__(self, Call call not None, bint with_values):
+        cdef Problem p
+        self.input, self.weight, self.vector = option(call, "input"), option(call, "weight"), option(call, "vector")
+        self.held = []
+        self.set_target(call, with_values)
+        self.bias = vector_of(option(call, "bias"), self.held, with_values)
+        self.vector_bias = vector_of(option(call, "vector_bias"), self.held, with_values)
+        self.rows, self.vocab = cnp.PyArray_DIM(self.input, 0), cnp.PyArray_DIM(self.weight, 0)
+        self.hidden = cnp.PyArray_DIM(self.weight, 1)
+        self.width = self.hidden + (option(call, "bias") is not None)
+        self.accumulator = _float64 if self.o.is_double else _float32
+        self.block = self.rows_of_block()
+        p = _linear_python.layer_of(self.input, self.weight)
+        p.transform.scale, p.transform.softcap = self.o.logit_scale, self.o.softcap
+        bound_transform(&p)
+        # Without values, temperatures are not read.
+        self.largest_bias = largest_bias(
+            &p, self.o.temperature, self.o.temperatures if with_values else NULL, self.rows
+        )
+
+    cdef int set_target(self, Call call, bint with_values) except -1:
+        """Set the targets and the options. Ids become numbers of rows of the weight."""
+        cdef cnp.ndarray target = option(call, "target")
+        cdef bint has_ids = dtype_of(target) < 0
+        start, ignored = option(call, "vocab_start_index"), option(call, "ignore_index")
+        if has_ids and with_values:
+            target = native_vector(target)
+            if start:
+                target = np.where(target == ignored, -1, target.astype(np.int64) - start)
+        self.target = target
+        self.held += set_options(&self.o, target, call, with_values)
+        if has_ids and start:
+            self.o.ignore_index, self.o.first_entry = -1, 0
+        self.o.is_double = dtype_of(self.input) == AG_FLOAT64
+        return 0
+
+    cdef Py_ssize_t rows_of_block(self) noexcept:
+        cdef Py_ssize_t itemsize = self.accumulator.itemsize, most = max(BLOCK_BYTES, self.vocab * self.width * itemsize)
+        cdef Py_ssize_t of_row = 3 * self.vocab * itemsize + self.hidden * self.input.itemsize
+        if self.vector is None:
+            of_row += (self.vocab + 1) * self.width * itemsize
+        return max(<Py_ssize_t>1, min(self.rows, most // max(of_row, <Py_ssize_t>1)))
+
+    cdef list shapes(self):
+        """Return the shapes and dtypes of the buffers, in the order of `set_buffers`."""
+        cdef cnp.dtype of_sums = self.accumulator
+        shapes = [((self.block, self.vocab), of_sums)] * 3 + [((self.block,), of_sums)]
+        if self.vector is not None and self.rows > self.block:
+            shapes += [((self.vocab, self.hidden), of_sums), ((self.vocab, self.hidden), _float64)]
+        if self.vector is None:
+            shapes += [
+                ((self.vocab * self.width, self.width), of_sums),
+                ((self.vocab, self.width, self.vocab, self.width), _float64),
+                ((self.block, self.width), of_sums),
+                ((self.block * self.vocab * self.width,), of_sums),
+            ]
+        return shapes
+
+    cdef int set_buffers(self, list buffers) except -1:
+        self.logits, self.changes, self.product, self.present, *others = buffers
+        self.part, self.sums, self.features, self.pairs = [*others, None, None, None, None][:4]
+        return 0
+
+    cdef int prepare_values(self) except -1:
+        """Allocate the buffers, round the vector to the dtype of the weight, and compute the divisors of all rows."""
+        cdef double last_check = 0
+        self.set_buffers([np.empty(shape, dtype) for shape, dtype in self.shapes()])
+        if self.sums is not None:
+            self.sums[...] = 0
+        self.bias_sums = np.zeros(self.vocab)
+        if self.vector is not None:
+            with np.errstate(all="ignore"):
+                self.vector = self.vector.astype(_dtypes[dtype_of(self.weight)], copy=False)
+        with nogil:
+            set_denominators(&self.o, self.denominators, &last_check)
+        return 0
+
+    cdef Problem problem_of_logits(self, cnp.ndarray x, cnp.ndarray weight, const double *bias, cnp.ndarray to):
+        """Describe the logits of some rows, but for the statistics that the engine computes beside them."""
+        cdef Problem p = _linear_python.layer_of(x, weight)
+        p.with_statistics, p.logits = True, _linear_python.matrix(to)
+        p.bias, p.transform.scale, p.transform.is_needed = bias, 1, bias != NULL
+        return p
+
+    cdef int write_logits(
+        self, cnp.ndarray x, cnp.ndarray weight, const double *bias, cnp.ndarray to, int threads
+    ) except -1:
+        cdef Problem p = self.problem_of_logits(x, weight, bias, to)
+        cdef Schedule s
+        cdef double last_check = 0
+        cdef cnp.ndarray statistics = np.empty((3, cnp.PyArray_DIM(x, 0)), self.accumulator), memory
+        p.logits_max, p.sum_exp = cnp.PyArray_DATA(statistics), cnp.PyArray_GETPTR2(statistics, 1, 0)
+        p.predicted = cnp.PyArray_GETPTR2(statistics, 2, 0)
+        prepare(&s, &p, 0)
+        memory = _memory.workspace(workspace_size(&s))
+        _memory.check_layout(place_workspace(&s, _memory.aligned(cnp.PyArray_BYTES(memory))), memory)
+        if bias != NULL:
+            round_bias(<void *>s.p.transform.bias, bias, self.vocab, self.largest_bias, self.o.is_double)
+        with nogil:
+            run(&s, threads, &last_check)
+        return 0
+
+    cdef bint describe_rows(self, CrossEntropy *x, Rows *p, Py_ssize_t begin, Py_ssize_t count) except -1:
+        """Describe the product with respect to the logits of some rows, which are in the buffers."""
+        cdef cnp.ndarray logits = self.logits[:count], target = self.target
+        memset(x, 0, sizeof(CrossEntropy))
+        x.o = options_of_rows(&self.o, begin, count)
+        x.o.denominators = self.denominators
+        x.hessian, x.vector = cnp.PyArray_BYTES(self.product), &any_vector
+        if is_dense(&self.o):
+            target = target[begin:begin + count]
+        return _cross_entropy_python.describe_rows(p, x, logits, target, 1, logits)
+
+    cdef int multiply_rows(self, Py_ssize_t begin, Py_ssize_t count, int threads) except -1:
+        """Compute `product` and `present` of some rows from `logits` and `changes`."""
+        cdef CrossEntropy x
+        cdef Rows p
+        cdef const char *product = cnp.PyArray_BYTES(self.product)
+        cdef char *present = cnp.PyArray_BYTES(self.present)
+        self.describe_rows(&x, &p, begin, count)
+        _cross_entropy_python.solve(&x, &p, threads, self.changes[:count], 1)
+        finish_rows(product, count, self.vocab, self.o.is_double, present, <double *>cnp.PyArray_DATA(self.bias_sums))
+        return 0
+
+    cdef Problem problem_of_rows(self, cnp.ndarray x, cnp.ndarray weights, cnp.ndarray to):
+        """Describe the product of the transposed `weights` of rows and the rows `x`. Rows that are not present are left out."""
+        cdef cnp.ndarray shape_of_result = without_memory((<object>to).shape, _dtypes[dtype_of(x)])
+        cdef Problem p = _linear_python.gradient_problem(x, shape_of_result, weights, None, to)
+        p.rows.grad = cnp.PyArray_DATA(self.present)
+        return p
+
+    cdef int sum_rows(self, cnp.ndarray x, cnp.ndarray weights, cnp.ndarray to, int threads) except -1:
+        cdef Problem p = self.problem_of_rows(x, weights, to)
+        cdef double last_check = 0
+        cdef int itemsize = self.accumulator.itemsize
+        with nogil:
+            count_active_rows(&p.rows, itemsize, &last_check)
+        return _linear_python.solve(&p, 0, threads, &last_check)
+
+    cdef int add_product(self, Py_ssize_t begin, cnp.ndarray result, int threads) except -1:
+        """Add the product of the block that begins at this row; if it is the only block, write it to the result."""
+        cdef Py_ssize_t count = min(self.block, self.rows - begin)
+        cdef cnp.ndarray x = self.input[begin:begin + count]
+        self.write_logits(x, self.weight, self.bias, self.logits[:count], threads)
+        self.write_logits(x, self.vector, self.vector_bias, self.changes[:count], threads)
+        self.multiply_rows(begin, count, threads)
+        if not self.hidden:
+            return 0
+        self.sum_rows(x, self.product[:count], result if self.sums is None else self.part, threads)
+        if self.sums is not None:
+            self.sums += self.part
+        return 0
+
+    cdef int add_hessian(self, Py_ssize_t begin, int threads) except -1:
+        """Add the Hessian of a block, but for the classes v < w of the row of a class w.
+
+        The part of the classes v and w is the sum of the rows' Hessians at v and w times products of two features.
+        """
+        cdef Py_ssize_t count = min(self.block, self.rows - begin), w, length
+        cdef cnp.ndarray x = self.input[begin:begin + count], features = self.features[:count], pairs, part
+        features[:, :self.hidden] = x
+        features[:, self.hidden:] = 1
+        self.write_logits(x, self.weight, self.bias, self.logits[:count], threads)
+        self.changes[...] = 0
+        for w in range(self.vocab):
+            self.changes[:, w] = 1
+            self.multiply_rows(begin, count, threads)
+            self.changes[:, w] = 0
+            length = (self.vocab - w) * self.width
+            pairs = self.pairs[:count * length].reshape(count, length)
+            with np.errstate(all="ignore"):  # rows that are not present may hold anything
+                np.multiply(
+                    self.product[:count, w:, None], features[:, None, :], out=pairs.reshape(count, -1, self.width)
+                )
+            part = self.part[:length]
+            self.sum_rows(features, pairs, part, threads)
+            self.sums[w:, :, w, :] += part.reshape(-1, self.width, self.width)
+        return 0
+
+
+cdef void finish_rows(
+    const char *product, Py_ssize_t rows, Py_ssize_t vocab, bint is_double, char *present, double *sums
+) noexcept nogil:
+    """Add up the columns of the product with respect to the logits, and find the rows that are not 0.
+
+    The other rows are left out of the product with the input, as they may hold anything.
+    """
+    cdef Py_ssize_t i, v
+    cdef double value
+    cdef bint is_present
+    for i in range(rows):
+        is_present = False
+        for v in range(vocab):
+            if is_double:
+                value = (<const double *>product)[i * vocab + v]
+            else:
+                value = (<const float *>product)[i * vocab + v]
+            sums[v] += value
+            is_present |= value != 0
+        if is_double:
+            (<double *>present)[i] = is_present
+        else:
+            (<float *>present)[i] = is_present
+
+
+cdef int write_sums(cnp.ndarray sums, cnp.ndarray to) except -1:
+    """Write sums to a new result of any dtype, each rounded once."""
+    cdef cnp.ndarray flat = to.reshape(-1)
+    cdef ag_matrix line = _linear_python.matrix(flat)
+    write_doubles(_cpu.active(), <const double *>cnp.PyArray_DATA(sums), cnp.PyArray_SIZE(sums), &line)
+    return 0
+
+
+cdef tuple product(Call call, int threads):
+    """Compute the product of a validated call, and return both of its results."""
+    cdef Layer layer = Layer(call, True)
+    cdef Result of_weight = call.operator.result_specs[0], of_bias = call.operator.result_specs[1]
+    cdef cnp.ndarray weight_product = of_weight.allocate(call), bias_product = None
+    cdef Py_ssize_t begin = 0
+    if of_bias.is_asked_for(call):
+        bias_product = of_bias.allocate(call)
+    layer.prepare_values()
+    while begin < layer.rows and layer.vocab:
+        layer.add_product(begin, weight_product, threads)
+        begin += layer.block
+    if layer.sums is not None:
+        write_sums(layer.sums, weight_product)
+    elif not layer.rows:
+        weight_product[...] = 0
+    if bias_product is not None:
+        write_sums(layer.bias_sums, bias_product)
+    return weight_product, bias_product
+
+
+cdef cnp.ndarray hessian(Call call, int threads):
+    """Compute the Hessian of a validated call, and return it."""
+    cdef Layer layer = Layer(call, True)
+    cdef cnp.ndarray result = (<Result>call.operator.result_specs[0]).allocate(call), matrix
+    cdef Py_ssize_t begin = 0, i, size = layer.vocab * layer.width
+    layer.prepare_values()
+    while begin < layer.rows and size:
+        layer.add_hessian(begin, threads)
+        begin += layer.block
+    matrix = layer.sums.reshape(size, size)
+    for i in range(size):
+        matrix[i, i + 1:] = matrix[i + 1:, i]
+    write_sums(layer.sums, result)
+    return result
+
+
+# ---- estimates -------------------------------------------------------------------------------------------------------
+
+cdef Layer without_values(Call call):
+    """Return the layer of a call with buffers that have no memory."""
+    cdef Layer layer = Layer(call, False)
+    layer.set_buffers([without_memory(shape, dtype) for shape, dtype in layer.shapes()])
+    return layer
+
+
+cdef Py_ssize_t workspace_bound(Call call, int threads) except -1:
+    """Return the most bytes that a call takes in addition to its results and copies of vectors, from shapes and layouts."""
+    cdef Layer layer = without_values(call)
+    cdef cnp.ndarray x = layer.input[:layer.block], weights = layer.product, to
+    cdef CrossEntropy rows
+    cdef Rows of_rows
+    cdef Problem p
+    cdef Schedule s
+    cdef Py_ssize_t size = 8 * layer.vocab + 3 * layer.block * layer.accumulator.itemsize, most
+    for shape, dtype in layer.shapes():
+        size += np.prod(shape, dtype=np.int64) * dtype.itemsize
+    for each in call.values[2:]:  # copies of the vector, and options as float64
+        size += 8 * each.size if cnp.PyArray_CheckExact(each) else 0
+    if not layer.rows or not layer.vocab or not layer.width:
+        return size
+    p = layer.problem_of_logits(x, layer.weight, layer.bias, layer.logits)
+    prepare(&s, &p, 0)
+    most = bound_of_schedule(&s)
+    layer.describe_rows(&rows, &of_rows, 0, layer.block)
+    most = max(most, _cross_entropy_python.most_workspace(&rows, &of_rows, threads))
+    to = without_memory((layer.vocab, layer.hidden), layer.accumulator)
+    if layer.vector is None:
+        x, weights, to = layer.features, layer.pairs.reshape(layer.block, -1), layer.part
+    if layer.vector is None or layer.hidden:
+        p = layer.problem_of_rows(x, weights, to)
+        prepare(&s, &p, 0)
+        most = max(most, bound_of_schedule(&s))
+    return size + most + 2 * ALIGNMENT
+
+
+cdef tuple plan_and_threads(Call call, int threads):
+    """Return the plan of a call, and the number of threads of its first product."""
+    cdef Layer layer = without_values(call)
+    cdef Problem p
+    cdef Schedule s
+    if not layer.rows or not layer.vocab:
+        return "nothing to compute", 1
+    p = layer.problem_of_logits(layer.input[:layer.block], layer.weight, layer.bias, layer.logits)
+    prepare(&s, &p, 0)
+    return f"blocks of {layer.block} rows: {(<bytes>s.plans.name).decode()}", threads_of(&s, threads)
