@@ -1,0 +1,317 @@
+"""Test the Hessian of a linear layer's loss with respect to its weight and bias, and its products with vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import cross_entropy_oracles
+import numpy as np
+import pytest
+from cross_entropy_oracles import LONG, OPTIONS_OF_SECOND_ORDER, random_arguments
+from samples import DTYPES, assert_identical, generator
+
+import ascend_grad as ag
+
+#: BT, H, V: few classes, many, rows alone, and blocks of rows, of which the last is shorter.
+SHAPES = ((1, 1, 1), (7, 3, 4), (90, 40, 3), (30, 17, 70), (75, 5, 3000))
+FEW = ((1, 1, 1), (7, 3, 4), (90, 5, 3))
+
+
+def call_of(
+    key: object, shape: tuple[int, int, int], dtype: str, options: dict[str, Any], *, K: int = 0, dense: bool = False
+) -> dict[str, Any]:
+    """Make the arguments of a product with ignored rows, a bias, and numbers of the dtype."""
+    BT, H, V = shape
+    random = generator("linear hvp", key, shape, dtype)
+    arguments = random_arguments(key, (BT, V), -1, dtype, options=options, K=K, dense="float32" if dense else None)
+    del arguments["axis"]
+    arguments["input"] = random.standard_normal((BT, H)).astype(DTYPES[dtype])
+    for name, size in {"weight": (V, H), "vector": (V, H), "bias": V, "vector_bias": V}.items():
+        scale = 2 / np.sqrt(H) if name == "weight" else 1.0
+        arguments[name] = (scale * random.standard_normal(size)).astype(DTYPES[dtype])
+    return arguments
+
+
+def calls(key: object, shape: tuple[int, int, int], dtype: str) -> Iterator[dict[str, Any]]:
+    """Yield calls with every option, and with one target, several, or probabilities of all classes."""
+    for number, options in enumerate(OPTIONS_OF_SECOND_ORDER[:: 4 if shape[2] > 1000 else 1]):
+        K, dense = ((0, False), (3, False), (0, True))[number % 3]
+        yield call_of((key, number), shape, dtype, options, K=K, dense=dense)
+    yield call_of((key, "plain"), shape, dtype, {}, dense=True)
+    yield call_of((key, "several"), shape, dtype, {"softcap": 3.0, "label_smoothing": 0.1}, K=2)
+
+
+def without_bias(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: each for name, each in arguments.items() if name not in ("bias", "vector_bias")}
+
+
+def without_vector(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: each for name, each in arguments.items() if name not in ("vector", "vector_bias")}
+
+
+def wide(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64).astype(LONG)
+
+
+def logits_of(arguments: dict[str, Any], weight: str, bias: str) -> np.ndarray:
+    """Return the logits, or their changes along the vector."""
+    moved = wide(arguments[bias]) if "bias" in arguments else 0
+    return wide(arguments["input"]) @ wide(arguments[weight]).T + moved
+
+
+def of_rows(arguments: dict[str, Any], vector: np.ndarray) -> np.ndarray:
+    """Return the product of the Hessian with respect to the logits and a vector, by the definition."""
+    options = {name: each for name, each in without_vector(arguments).items() if name not in ("weight", "bias", "input")}
+    z = logits_of(arguments, "weight", "bias")
+    return cross_entropy_oracles.expected(input=z, vector=vector, **options)["product"]
+
+
+Products = tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+
+def right_product(arguments: dict[str, Any]) -> Products:
+    """Return the products by the definition, and the sums of the magnitudes of their terms."""
+    product, x = of_rows(arguments, logits_of(arguments, "vector", "vector_bias")), wide(arguments["input"])
+    size = np.abs(product)
+    return (product.T @ x, product.sum(0)), (size.T @ np.abs(x), size.sum(0))
+
+
+def right_hessian(arguments: dict[str, Any]) -> np.ndarray:
+    x = wide(arguments["input"])
+    if "bias" in arguments:
+        x = np.column_stack([x, np.ones(len(x), LONG)])
+    units = np.eye(len(arguments["weight"]))
+    columns = [of_rows(arguments, np.broadcast_to(unit, (len(x), len(unit)))) for unit in units]
+    return np.stack([np.einsum("iv,ij,ik->vjk", each, x, x) for each in columns], axis=2)
+
+
+def assert_right(result: Any, right: Products, dtype: np.dtype, text: str = "") -> None:
+    rounding = {"float16": 2.0**-10, "bfloat16": 2.0**-7}.get(dtype.name, 0.0)
+    exact = 1e-11 if dtype == np.float64 else 2e-5
+    for product, wanted, size in zip(result, *right):
+        if product is None:
+            continue
+        assert product.shape == wanted.shape
+        assert product.dtype == dtype
+        bound = (exact + rounding) * (size + np.max(size, initial=0) / 8) + (1e-7 if dtype == np.float16 else 1e-15)
+        error = np.abs(product.astype(np.float64) - wanted)
+        assert np.all(error <= bound), (text, float(np.max(error / bound)))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_option(shape, dtype, cpu_engines):
+    for number, arguments in enumerate(calls("options", shape, dtype)):
+        if number % 2:
+            arguments = without_bias(arguments)
+        right = right_product(arguments)
+        for engine in cpu_engines():
+            result = engine.call("linear_cross_entropy_hvp", **arguments)
+            assert_right(result, right, DTYPES[dtype], f"{engine.name} {number}")
+            assert (result.bias_product is None) == ("bias" not in arguments)
+
+
+@pytest.mark.parametrize("shape", SHAPES[:4])
+def test_the_reference(shape, dtype):
+    for arguments in calls("reference", shape, dtype):
+        result = ag.linear_cross_entropy_hvp(**arguments, backend="reference")
+        assert_right(result, right_product(arguments), DTYPES[dtype])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_threads_and_strides_keep_the_bits(shape, dtype, cpu_engine):
+    for number in (0, 3, 10):
+        arguments = call_of(("bits", number), shape, dtype, OPTIONS_OF_SECOND_ORDER[number])
+        expected = cpu_engine.call("linear_cross_entropy_hvp", **arguments, num_threads=1)
+        strided = {name: np.repeat(a, 2, axis=0)[::2] if isinstance(a, np.ndarray) else a for name, a in arguments.items()}
+        for each in (arguments, strided):
+            for threads in (1, 2, 3, 4):
+                result = cpu_engine.call("linear_cross_entropy_hvp", **each, num_threads=threads)
+                for one, other in zip(result, expected):
+                    assert_identical(one, other)
+
+
+@pytest.mark.parametrize("shape", FEW)
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_the_hessian(shape, backend, dtype):
+    exact = 1e-11 if dtype == "float64" else 2e-5
+    for number, arguments in enumerate(calls("hessian", shape, dtype)):
+        if number % 2:
+            arguments = without_bias(arguments)
+        hessian = ag.linear_cross_entropy_hessian(**without_vector(arguments), backend=backend)
+        _, H, V = shape
+        width = H + ("bias" in arguments)
+        assert hessian.shape == (V, width, V, width)
+        assert hessian.dtype == np.dtype("float64" if dtype == "float64" else "float32")
+        matrix = hessian.reshape(V * width, V * width)
+        assert np.array_equal(matrix, matrix.T)
+        right = right_hessian(arguments).astype(np.float64)
+        np.testing.assert_allclose(hessian, right, rtol=exact, atol=exact * np.max(np.abs(right)) + 1e-15)
+
+
+def test_the_hessian_has_the_products_as_columns():
+    arguments = call_of("columns", (50, 3, 4), "float64", OPTIONS_OF_SECOND_ORDER[3])
+    matrix = ag.linear_cross_entropy_hessian(**without_vector(arguments)).reshape(16, 16)
+    for column, unit in zip(matrix.T, np.eye(16)):
+        vector = unit.reshape(4, 4)
+        along = {"vector": vector[:, :3], "vector_bias": vector[:, 3]}
+        product = ag.linear_cross_entropy_hvp(**arguments | along)
+        np.testing.assert_allclose(column, np.column_stack(product).ravel(), atol=1e-13)
+
+
+def test_finite_differences_of_the_gradient(cpu_engine):
+    for number, arguments in enumerate(calls("differences", (9, 4, 5), "float64")):
+        of_loss, sides = without_vector(arguments), []
+        for step in (-1e-5, 1e-5):
+            moved = {name: of_loss[name] + step * arguments[along] for name, along in BOTH.items()}
+            sides.append(cpu_engine.call("linear_cross_entropy", **of_loss | moved))
+        result = cpu_engine.call("linear_cross_entropy_hvp", **arguments)
+        for name, product in zip(BOTH, result, strict=True):
+            first, second = (getattr(each, f"{name}_grad") for each in sides)
+            np.testing.assert_allclose(product, (second - first) / 2e-5, atol=1e-8, err_msg=str(number))
+
+
+BOTH = {"weight": "vector", "bias": "vector_bias"}
+
+
+def test_symmetry_in_two_vectors(cpu_engine):
+    for arguments in calls("symmetry", (50, 6, 8), "float64"):
+        random = np.random.default_rng(3)
+        other = {name: random.standard_normal(arguments[name].shape) for name in BOTH.values()}
+        first, second = (cpu_engine.call("linear_cross_entropy_hvp", **arguments | each) for each in ({}, other))
+        sums = [
+            sum(np.vdot(product, vectors[name]) for product, name in zip(result, BOTH.values()))
+            for result, vectors in ((first, other), (second, arguments))
+        ]
+        assert sums[0] == pytest.approx(sums[1], abs=1e-10)
+
+
+def test_a_vector_without_its_bias_has_zeros(dtype):
+    arguments = call_of("zeros", (20, 3, 4), dtype, {})
+    expected = ag.linear_cross_entropy_hvp(**arguments | {"vector_bias": np.zeros(4)})
+    for backend in ("cpu", "reference"):
+        result = ag.linear_cross_entropy_hvp(**arguments | {"vector_bias": None}, backend=backend)
+        assert_right(result, right_product(arguments | {"vector_bias": np.zeros(4)}), DTYPES[dtype])
+    for one, other in zip(ag.linear_cross_entropy_hvp(**arguments | {"vector_bias": None}), expected):
+        assert_identical(one, other)
+
+
+def test_the_vector_is_rounded_to_the_dtype_of_the_weight():
+    arguments = call_of("rounded", (20, 3, 4), "float32", {})
+    vector = arguments["vector"].astype(np.float64) * (1 + 1e-12)
+    for backend in ("cpu", "reference"):
+        results = [
+            ag.linear_cross_entropy_hvp(**arguments | {"vector": each}, backend=backend)
+            for each in (vector, vector.astype(np.float32))
+        ]
+        assert_identical(results[0].weight_product, results[1].weight_product)
+
+
+@pytest.mark.parametrize("K", [0, 3])
+def test_ids_from_another_start(K, dtype):
+    arguments = call_of("start", (30, 4, 5), dtype, {"class_weight": "classes"}, K=K)
+    expected = ag.linear_cross_entropy_hvp(**arguments)
+    for ignored in (-100, 1003, -1):
+        target = np.where(arguments["target"] == -100, ignored, arguments["target"] + 1010)
+        for dtype_of_target in (np.int32, np.int64):
+            moved = arguments | {"target": target.astype(dtype_of_target), "ignore_index": ignored}
+            for one, other in zip(ag.linear_cross_entropy_hvp(**moved, vocab_start_index=1010), expected):
+                assert_identical(one, other)
+
+
+def test_absent_rows_may_hold_anything(dtype, cpu_engine):
+    arguments = call_of("absent", (40, 5, 4), dtype, {"token_weight": "rows", "reduction": "sum"})
+    arguments["token_weight"][3] = 0
+    arguments["target"][[5, 6]] = -100, 0
+    kept = [i for i in range(40) if i not in (3, 5)]
+    expected = right_product({**arguments, **{name: arguments[name][kept] for name in ("input", "target", "token_weight")}})
+    arguments["input"][3], arguments["input"][5] = np.nan, np.inf
+    result = cpu_engine.call("linear_cross_entropy_hvp", **arguments)
+    hessian = cpu_engine.call("linear_cross_entropy_hessian", **without_vector(arguments))
+    assert np.isfinite(hessian).all()
+    for product, right in zip(result, expected[0]):
+        np.testing.assert_allclose(
+            product.astype(np.float64), right.astype(np.float64), rtol=2.0**-6, atol=2.0**-6 * np.max(np.abs(right))
+        )
+    arguments["input"][6] = np.nan
+    assert np.isnan(cpu_engine.call("linear_cross_entropy_hvp", **arguments).bias_product.astype(np.float64)).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (5, 0, 4), (0, 0, 0), (5, 3, 0)])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_empty_shapes(shape, backend, dtype):
+    BT, H, V = shape
+    x, w = np.ones((BT, H), DTYPES[dtype]), np.ones((V, H), DTYPES[dtype])
+    target, bias = np.full(BT, 0 if V else -100), np.ones(V, DTYPES[dtype])
+    result = ag.linear_cross_entropy_hvp(x, w, target, w, bias=bias, vector_bias=np.arange(float(V)), backend=backend)
+    assert result.weight_product.shape == (V, H)
+    assert not result.weight_product.any()
+    hessian = ag.linear_cross_entropy_hessian(x, w, target, bias=bias, backend=backend)
+    assert hessian.shape == (V, H + 1, V, H + 1)
+    if BT and V:  # only the bias has an effect
+        right = (np.eye(V) - 1 / V) / V
+        np.testing.assert_allclose(hessian[:, 0, :, 0], right, rtol=1e-6)
+        np.testing.assert_allclose(result.bias_product.astype(np.float64), right @ np.arange(V), rtol=1e-2)
+    else:
+        assert not result.bias_product.any()
+        assert not hessian.any()
+
+
+def test_rows_of_several_dimensions_and_integers():
+    arguments = call_of("dimensions", (12, 3, 4), "float64", {"reduction": "sum"})
+    expected = ag.linear_cross_entropy_hvp(**arguments)
+    moved = {name: arguments[name].reshape(3, 4, *arguments[name].shape[1:]) for name in ("input", "target")}
+    for one, other in zip(ag.linear_cross_entropy_hvp(**arguments | moved), expected):
+        assert_identical(one, other)
+    assert ag.linear_cross_entropy_hvp([[1, 2]], [[1, 0], [0, 1]], [0], np.ones((2, 2))).weight_product.dtype == float
+
+
+def test_a_mean_without_weights_is_zero():
+    arguments = call_of("nothing", (6, 3, 4), "float64", {})
+    arguments["target"][:] = -100
+    assert not ag.linear_cross_entropy_hvp(**arguments).weight_product.any()
+    assert not ag.linear_cross_entropy_hessian(**without_vector(arguments)).any()
+
+
+VALID = {"input": np.ones((5, 3)), "weight": np.ones((4, 3)), "target": np.zeros(5, int), "vector": np.ones((4, 3))}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"vector": np.ones((3, 4))}, r"vector: expected shape \(4, 3\) as weight has, got \(3, 4\)"),
+        ({"vector": np.ones((4, 3), int)}, "vector: expected dtype"),
+        ({"vector": None}, "vector: expected an array, got None"),
+        ({"vector_bias": np.ones(4)}, r"vector_bias: expected None, as bias is None, got shape \(4,\)"),
+        ({"vector_bias": np.ones(3), "bias": np.ones(4)}, r"vector_bias: expected shape \(V = 4\), got \(3,\)"),
+        ({"weight": np.ones((4, 2))}, "weight: expected shape"),
+        ({"target": np.full(5, 4)}, "target: expected values"),
+        ({"temperature": 0.0}, "temperature: expected a positive finite number, got 0.0"),
+        ({"reduction": "all"}, "reduction: expected"),
+        ({"grad_loss": np.ones(5)}, "grad_loss: expected a real number, as reduction is 'mean'"),
+    ],
+)
+def test_what_is_refused(wrong, message):
+    with pytest.raises(ag.AscendGradError, match=f"linear_cross_entropy_hvp: {message}"):
+        ag.linear_cross_entropy_hvp(**VALID | wrong)
+    if not wrong.keys() & {"vector", "vector_bias"}:
+        with pytest.raises(ag.AscendGradError, match=f"linear_cross_entropy_hessian: {message}"):
+            ag.linear_cross_entropy_hessian(**without_vector(VALID) | wrong)
+
+
+def test_explain_and_memory():
+    arguments = call_of("memory", (3000, 8, 5000), "float32", {})
+    product = ag.explain("linear_cross_entropy_hvp", **arguments)
+    assert product.backend == "cpu"
+    assert "blocks of 34 rows" in product.plan
+    # The logits of all rows would take 60 MB.
+    assert 0 < ag.workspace_size("linear_cross_entropy_hvp", **arguments) < 16 << 20
+    few = without_vector(call_of("memory", (100_000, 8, 3), "float32", {}))
+    assert ag.explain("linear_cross_entropy_hessian", **few).backend == "cpu"
+    assert 0 < ag.workspace_size("linear_cross_entropy_hessian", **few) < 16 << 20
+
+
+def test_a_device_leaves_the_call_to_the_cpu(device):
+    explained = ag.explain("linear_cross_entropy_hvp", **VALID)
+    assert explained.backend == "cpu"
+    assert "the function is not implemented for the NPU" in explained.reason
