@@ -32,6 +32,7 @@ from . import (  # noqa: F401
     _linear_candidates,
     _linear_features,
     _linear_hvp,
+    _linear_hvp_streamed,
     _linear_loss,
     _linear_packed,
     _linear_packing,

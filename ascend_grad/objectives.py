@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .errors import ParamInvalidError
 from .operators.losses import cross_entropy, linear_cross_entropy
+from .operators.second_order import linear_cross_entropy_hvp
 
 __all__ = ["lightgbm_softmax", "scipy_multinomial", "xgboost_softmax"]
 
@@ -156,6 +157,8 @@ class scipy_multinomial:
         fit = scipy.optimize.minimize(problem.fun, problem.x0, jac=problem.jac, method="L-BFGS-B")
         coef, intercept = problem.unpack(fit.x)
 
+    Methods with second derivatives, such as ``"trust-ncg"`` and ``"Newton-CG"``, also take ``hessp=problem.hessp``.
+
     Parameters
     ----------
     X : array_like, shape (n_samples, n_features)
@@ -195,6 +198,8 @@ class scipy_multinomial:
     0.693
     >>> problem.jac(problem.x0).round(3)
     array([ 0.5  , -0.5  ,  0.167, -0.167])
+    >>> problem.hessp(problem.x0, np.array([1.0, 0.0, 0.0, 0.0])).round(3)
+    array([ 0.417, -0.417,  0.25 , -0.25 ])
     """
 
     def __init__(
@@ -261,6 +266,35 @@ class scipy_multinomial:
         """
         return self._computed(w)[2].copy()
 
+    def hessp(self, w: NDArray, p: NDArray) -> NDArray:
+        """Return the product of the Hessian of the objective and a vector.
+
+        Parameters
+        ----------
+        w : ndarray, shape of `x0`
+            The coefficients and intercepts.
+        p : ndarray, shape of `x0`
+            The vector.
+
+        Returns
+        -------
+        ndarray of float64, shape of `x0`
+            The product.
+        """
+        (coef, intercept), (vector, vector_bias) = self.unpack(w), self.unpack(p)
+        product = linear_cross_entropy_hvp(
+            self._features,
+            coef,
+            self._target,
+            vector,
+            bias=intercept if self._fit_intercept else None,
+            vector_bias=vector_bias if self._fit_intercept else None,
+            token_weight=self._row_weight,
+            reduction="sum",
+            num_threads=self._num_threads,
+        )
+        return self._with_penalty(product.weight_product, product.bias_product, p)
+
     def unpack(self, w: NDArray) -> tuple[NDArray, NDArray]:
         """Return the coefficients and the intercepts of all classes.
 
@@ -304,13 +338,18 @@ class scipy_multinomial:
             output_mask=(False, True),
             num_threads=self._num_threads,
         )
-        first = self._fitted_from
-        gradient = np.empty(self.x0.shape)
-        count = coef[first:].size
-        gradient[:count] = result.weight_grad[first:].ravel()
-        if self._fit_intercept:
-            gradient[count:] = result.bias_grad[first:]
-        gradient /= self._total
-        gradient[:count] += self._l2 * w[:count]
-        penalty = self._l2 * float(w[:count] @ w[:count]) / 2
+        gradient = self._with_penalty(result.weight_grad, getattr(result, "bias_grad", None), w)
+        penalized = w[: coef[self._fitted_from :].size]
+        penalty = self._l2 * float(penalized @ penalized) / 2
         return float(result.loss.sum(dtype=np.float64)) / self._total + penalty, gradient
+
+    def _with_penalty(self, of_coef: NDArray, of_intercept: NDArray | None, w: NDArray) -> NDArray:
+        """Return a vector of sums over the rows, divided for the mean, and the penalty's part, linear in `w`."""
+        of_coef = of_coef[self._fitted_from :].ravel()
+        result = np.empty(self.x0.shape)
+        result[: of_coef.size] = of_coef
+        if of_intercept is not None:
+            result[of_coef.size :] = of_intercept[self._fitted_from :]
+        result /= self._total
+        result[: of_coef.size] += self._l2 * w[: of_coef.size]
+        return result

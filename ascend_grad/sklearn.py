@@ -9,6 +9,7 @@ array(['a', 'b'], dtype='<U1')
 
 from __future__ import annotations
 
+import warnings
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 try:
     from scipy.optimize import minimize
     from sklearn.base import BaseEstimator, ClassifierMixin, _fit_context
+    from sklearn.exceptions import ConvergenceWarning
     from sklearn.utils._param_validation import Interval, StrOptions
     from sklearn.utils.class_weight import compute_class_weight
     from sklearn.utils.multiclass import check_classification_targets
@@ -39,7 +41,7 @@ _LOSS_TOLERANCE = 64 * np.finfo(float).eps
 
 
 class SoftmaxRegression(ClassifierMixin, BaseEstimator):
-    """Fit a logistic regression with an L2 penalty, binary or multinomial, by L-BFGS.
+    """Fit a logistic regression with an L2 penalty, binary or multinomial, by L-BFGS or a Newton method.
 
     The estimator has the objective, the parameters and the coefficients of scikit-learn's ``LogisticRegression`` with
     the solver ``"lbfgs"``::
@@ -50,8 +52,11 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
     ----------
     C : float, default 1.0
         The inverse of the penalty's strength; ``np.inf``: no penalty. Intercepts have no penalty.
+    solver : {"lbfgs", "trust-ncg"}, default "lbfgs"
+        The method of `scipy.optimize.minimize`. "trust-ncg" is a Newton method with products of the Hessian, which
+        takes few iterations, each of several passes over the samples.
     tol : float, default 1e-4
-        The fit ends when no element of the gradient of the mean loss is larger.
+        The fit ends when no element of the gradient of the mean loss is larger, or with "trust-ncg" its norm.
     fit_intercept : bool, default True
         Whether each class has an intercept.
     class_weight : dict or "balanced", optional
@@ -95,6 +100,7 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
 
     _parameter_constraints: ClassVar[dict[str, list]] = {
         "C": [Interval(Real, 0, None, closed="right")],
+        "solver": [StrOptions({"lbfgs", "trust-ncg"})],
         "tol": [Interval(Real, 0, None, closed="left")],
         "fit_intercept": ["boolean"],
         "class_weight": [dict, StrOptions({"balanced"}), None],
@@ -106,6 +112,7 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
         self,
         C: float = 1.0,
         *,
+        solver: str = "lbfgs",
         tol: float = 1e-4,
         fit_intercept: bool = True,
         class_weight: dict | str | None = None,
@@ -113,6 +120,7 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
         warm_start: bool = False,
     ) -> None:
         self.C = C
+        self.solver = solver
         self.tol = tol
         self.fit_intercept = fit_intercept
         self.class_weight = class_weight
@@ -153,23 +161,35 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
             fit_intercept=self.fit_intercept,
             reference_class=len(self.classes_) == 2,
         )
-        fit = minimize(
-            problem.fun,
-            self._start(problem.x0, features.shape[1]),
-            jac=problem.jac,
-            method="L-BFGS-B",
-            options={
-                "maxiter": self.max_iter,
-                "maxls": _LINE_SEARCH_STEPS,
-                "gtol": self.tol,
-                "ftol": _LOSS_TOLERANCE,
-            },
-        )
-        self.n_iter_ = np.array([_check_optimize_result("lbfgs", fit, self.max_iter)], np.int32)
-        coef, intercept = problem.unpack(fit.x)
+        solve = self._by_lbfgs if self.solver == "lbfgs" else self._by_trust_region
+        solution, iterations = solve(problem, self._start(problem.x0, features.shape[1]))
+        self.n_iter_ = np.array([iterations], np.int32)
+        coef, intercept = problem.unpack(solution)
         first = int(len(self.classes_) == 2)  # of two classes, the coefficients of the second
         self.coef_, self.intercept_ = coef[first:], intercept[first:]
         return self
+
+    def _by_lbfgs(self, problem: scipy_multinomial, start: NDArray) -> tuple[NDArray, int]:
+        """Return the solution and the number of iterations."""
+        options = {
+            "maxiter": self.max_iter,
+            "maxls": _LINE_SEARCH_STEPS,
+            "gtol": self.tol,
+            "ftol": _LOSS_TOLERANCE,
+        }
+        fit = minimize(problem.fun, start, jac=problem.jac, method="L-BFGS-B", options=options)
+        return fit.x, _check_optimize_result("lbfgs", fit, self.max_iter)
+
+    def _by_trust_region(self, problem: scipy_multinomial, start: NDArray) -> tuple[NDArray, int]:
+        """Return the solution and the number of iterations."""
+        options = {"maxiter": self.max_iter, "gtol": self.tol}
+        fit = minimize(
+            problem.fun, start, jac=problem.jac, hessp=problem.hessp, method="trust-ncg", options=options
+        )
+        if not fit.success:
+            message = f"trust-ncg failed to converge after {fit.nit} iteration(s): {fit.message}"
+            warnings.warn(f"{message} (max_iter={self.max_iter}, tol={self.tol})", ConvergenceWarning, stacklevel=4)
+        return fit.x, fit.nit
 
     def _sample_weight(self, X: NDArray, y: NDArray, target: NDArray, sample_weight: Any) -> NDArray | None:
         """Return the product of the weights of samples and classes."""

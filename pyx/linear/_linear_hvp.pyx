@@ -5,6 +5,8 @@ vector. The engine of losses of rows turns them into the product of the Hessian 
 The linear engine then computes P^T X, as it does for a gradient with given probabilities. Each of the three divides its work
 among the threads, and none depends on their number. The products of blocks are added up in float64, in their order.
 
+A pass over all rows computes the product for few classes and most losses (`_linear_hvp_streamed`).
+
 The whole Hessian takes the products of each row's Hessian with unit vectors, its columns, times products of two features.
 
 The size of a block follows from shapes and dtypes alone. What a mean is divided by is computed once, from all rows.
@@ -15,19 +17,21 @@ import numpy as np
 cimport numpy as cnp
 from libc.string cimport memset
 
-from ascend_grad cimport _cpu, _cross_entropy_python, _linear_python, _memory
+from ascend_grad cimport _cpu, _cross_entropy_python, _linear_hvp_streamed, _linear_python, _memory
 from ascend_grad._call cimport Call, Result, native_vector
 from ascend_grad._cross_entropy_rows cimport CrossEntropy
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport AG_FLOAT64
 from ascend_grad._linear_kernels cimport ag_matrix
 from ascend_grad._linear_problem cimport (
+    VECTOR_PADDING,
     Problem,
     bound_transform,
     count_active_rows,
     largest_bias,
     round_bias,
 )
+from ascend_grad._linear_plan cimport Plan
 from ascend_grad._linear_results cimport write_doubles
 from ascend_grad._linear_schedule cimport (
     Schedule,
@@ -77,6 +81,7 @@ cdef class Layer:
     cdef double[2] denominators
     cdef double largest_bias
     cdef Py_ssize_t rows, vocab, hidden, width, block
+    cdef bint is_streamed  # one pass computes the product
     cdef cnp.dtype accumulator
 
     def __init__(self, Call call not None, bint with_values):
@@ -91,6 +96,9 @@ cdef class Layer:
         self.width = self.hidden + (option(call, "bias") is not None)
         self.accumulator = _float64 if self.o.is_double else _float32
         self.block = self.rows_of_block()
+        self.is_streamed = self.vector is not None and _linear_hvp_streamed.is_streamed(
+            &self.o, self.rows, self.vocab, self.hidden
+        )
         p = _linear_python.layer_of(self.input, self.weight)
         p.transform.scale, p.transform.softcap = self.o.logit_scale, self.o.softcap
         bound_transform(&p)
@@ -125,6 +133,8 @@ cdef class Layer:
     cdef list shapes(self):
         """Return the shapes and dtypes of the buffers, in the order of `set_buffers`."""
         cdef cnp.dtype of_sums = self.accumulator
+        if self.is_streamed:
+            return []
         shapes = [((self.block, self.vocab), of_sums)] * 3 + [((self.block,), of_sums)]
         if self.vector is not None and self.rows > self.block:
             shapes += [((self.vocab, self.hidden), of_sums), ((self.vocab, self.hidden), _float64)]
@@ -138,6 +148,8 @@ cdef class Layer:
         return shapes
 
     cdef int set_buffers(self, list buffers) except -1:
+        if not buffers:
+            return 0
         self.logits, self.changes, self.product, self.present, *others = buffers
         self.part, self.sums, self.features, self.pairs = [*others, None, None, None, None][:4]
         return 0
@@ -217,6 +229,47 @@ cdef class Layer:
         with nogil:
             count_active_rows(&p.rows, itemsize, &last_check)
         return _linear_python.solve(&p, 0, threads, &last_check)
+
+    cdef Problem problem_of_pass(self, cnp.ndarray weight, cnp.ndarray to):
+        """Describe the pass over all rows with the weight and the vector, which follow each other in `weight`."""
+        cdef Problem p = _linear_python.gradient_problem(self.input, weight, None, None, to)
+        if self.width > self.hidden:
+            p.bias_sums = <double *>cnp.PyArray_DATA(self.bias_sums)
+        return p
+
+    cdef Plan plan_of_pass(self):
+        """Return the plan of the pass, from shapes alone."""
+        cdef cnp.ndarray both = without_memory((2 * self.vocab, self.hidden), self.weight.dtype)
+        cdef Problem p = self.problem_of_pass(both, self.weight)
+        return _linear_hvp_streamed.plan_of(&p)
+
+    cdef int stream(self, cnp.ndarray result, int threads) except -1:
+        """Compute the product in one pass, into the result."""
+        cdef cnp.ndarray both = np.concatenate([self.weight, self.vector]), memory
+        cdef cnp.ndarray coefficients = np.empty(self.rows, self.accumulator)
+        # `round_bias` writes zeros behind a bias.
+        cdef cnp.ndarray added = np.zeros(2 * self.vocab + VECTOR_PADDING, self.accumulator)
+        cdef Problem p = self.problem_of_pass(both, result)
+        cdef Plan plan = _linear_hvp_streamed.plan_of(&p)
+        cdef int itemsize = self.accumulator.itemsize
+        cdef void *to = cnp.PyArray_DATA(coefficients)
+        cdef char *bias = cnp.PyArray_BYTES(added)
+        cdef char *workspace
+        cdef double factor = _linear_hvp_streamed.factor_of_logits(&self.o), last_check = 0
+        memory = _memory.workspace(_linear_hvp_streamed.workspace_size(&plan))
+        workspace = cnp.PyArray_BYTES(memory)
+        p.rows.grad = to
+        if self.bias != NULL:
+            round_bias(bias, self.bias, self.vocab, self.largest_bias, self.o.is_double)
+        if self.vector_bias != NULL:
+            round_bias(bias + self.vocab * itemsize, self.vector_bias, self.vocab, self.largest_bias, self.o.is_double)
+        with nogil:
+            _linear_hvp_streamed.set_coefficients(&self.o, self.denominators, self.vocab, to)
+            count_active_rows(&p.rows, itemsize, &last_check)
+            _linear_hvp_streamed.run(
+                &p, &plan, NULL if self.bias == NULL else bias, factor, workspace, threads, &last_check
+            )
+        return 0
 
     cdef int add_product(self, Py_ssize_t begin, cnp.ndarray result, int threads) except -1:
         """Add the product of the block that begins at this row; if it is the only block, write it to the result."""
@@ -301,6 +354,9 @@ cdef tuple product(Call call, int threads):
     if of_bias.is_asked_for(call):
         bias_product = of_bias.allocate(call)
     layer.prepare_values()
+    if layer.is_streamed:
+        layer.stream(weight_product, threads)
+        begin = layer.rows
     while begin < layer.rows and layer.vocab:
         layer.add_product(begin, weight_product, threads)
         begin += layer.block
@@ -335,6 +391,7 @@ cdef Layer without_values(Call call):
     """Return the layer of a call with buffers that have no memory."""
     cdef Layer layer = Layer(call, False)
     layer.set_buffers([without_memory(shape, dtype) for shape, dtype in layer.shapes()])
+    layer.bias_sums = without_memory((layer.vocab,), _float64)
     return layer
 
 
@@ -346,6 +403,7 @@ cdef Py_ssize_t workspace_bound(Call call, int threads) except -1:
     cdef Rows of_rows
     cdef Problem p
     cdef Schedule s
+    cdef Plan plan
     cdef Py_ssize_t size = 8 * layer.vocab + 3 * layer.block * layer.accumulator.itemsize, most
     for shape, dtype in layer.shapes():
         size += np.prod(shape, dtype=np.int64) * dtype.itemsize
@@ -353,6 +411,10 @@ cdef Py_ssize_t workspace_bound(Call call, int threads) except -1:
         size += 8 * each.size if cnp.PyArray_CheckExact(each) else 0
     if not layer.rows or not layer.vocab or not layer.width:
         return size
+    if layer.is_streamed:
+        plan = layer.plan_of_pass()
+        size += (layer.rows + 2 * layer.vocab + VECTOR_PADDING) * layer.accumulator.itemsize + 2 * layer.weight.nbytes
+        return size + _linear_hvp_streamed.workspace_size(&plan)
     p = layer.problem_of_logits(x, layer.weight, layer.bias, layer.logits)
     prepare(&s, &p, 0)
     most = bound_of_schedule(&s)
@@ -373,8 +435,12 @@ cdef tuple plan_and_threads(Call call, int threads):
     cdef Layer layer = without_values(call)
     cdef Problem p
     cdef Schedule s
+    cdef Plan plan
     if not layer.rows or not layer.vocab:
         return "nothing to compute", 1
+    if layer.is_streamed:
+        plan = layer.plan_of_pass()
+        return "nothing packed", _linear_hvp_streamed.threads_of(&plan, threads)
     p = layer.problem_of_logits(layer.input[:layer.block], layer.weight, layer.bias, layer.logits)
     prepare(&s, &p, 0)
     return f"blocks of {layer.block} rows: {(<bytes>s.plans.name).decode()}", threads_of(&s, threads)

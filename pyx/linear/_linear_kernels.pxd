@@ -219,6 +219,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         void (*columns_to_gradient)(const ag_linear_block *block, void *tile) noexcept nogil
         void (*columns_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, double *sum) noexcept nogil
         void (*columns_to_loss)(const ag_linear_block *block, void *tile, void *sum_exp, int with_gradient) noexcept nogil
+        void (*columns_to_product)(const ag_linear_block *block, void *tile) noexcept nogil
         void (*sum_tile)(const ag_linear_block *block, const void *tile, double *sums) noexcept nogil
         void (*losses)(const double *rest, const void *predicted, const void *max, Py_ssize_t n, double *to) noexcept nogil
 

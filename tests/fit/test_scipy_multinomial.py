@@ -59,6 +59,37 @@ def test_values(options, weighted, dtype):
     np.testing.assert_allclose(gradient, approx_fprime(w, formula, 1e-7, *wide), atol=1e-5)
 
 
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_products_of_the_hessian(options, weighted, dtype):
+    X, y, weight = problem(dtype)
+    found = scipy_multinomial(X, y, sample_weight=weight if weighted else None, **options)
+    exact = scipy_multinomial(X.astype(np.float64), y, sample_weight=weight if weighted else None, **options)
+    w, p = generator("product", len(found.x0)).normal(size=(2, len(found.x0)))
+    product = found.hessp(w, p)
+    assert product.dtype == np.float64
+    difference = (exact.jac(w + 1e-5 * p) - exact.jac(w - 1e-5 * p)) / 2e-5
+    np.testing.assert_allclose(product, difference, atol=1e-9 if dtype == "float64" else 1e-6)
+
+
+@pytest.mark.parametrize("method", ["trust-ncg", "Newton-CG", "trust-krylov"])
+@pytest.mark.parametrize("reference_class", [False, True])
+def test_a_fit_with_second_derivatives(method, reference_class):
+    X, y, weight = problem()
+    found = scipy_multinomial(X, y, sample_weight=weight, l2=1e-2, reference_class=reference_class)
+    first, second = (
+        minimize(found.fun, found.x0, jac=found.jac, method=each, **further).x
+        for each, further in (
+            ("L-BFGS-B", {"options": {"ftol": 0, "gtol": 1e-9}}),
+            (method, {"hessp": found.hessp, "tol": 1e-10}),
+        )
+    )
+    # The intercepts are known up to a constant.
+    for one, other in zip(found.unpack(first), found.unpack(second)):
+        np.testing.assert_allclose(one - one.mean(axis=0), other - other.mean(axis=0), atol=1e-5)
+
+
 @pytest.mark.parametrize("reference_class", [False, True])
 def test_a_fit(reference_class):
     X, y, _ = problem()

@@ -32,7 +32,13 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 @pytest.mark.filterwarnings("ignore:divide by zero encountered:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-@parametrize_with_checks([SoftmaxRegression(), SoftmaxRegression(C=0.1, class_weight="balanced", warm_start=True)])
+@parametrize_with_checks(
+    [
+        SoftmaxRegression(),
+        SoftmaxRegression(C=0.1, class_weight="balanced", warm_start=True),
+        SoftmaxRegression(solver="trust-ncg"),
+    ]
+)
 def test_checks_of_scikit_learn(estimator, check):
     check(estimator)
 
@@ -61,6 +67,26 @@ def test_coefficients(options, classes, dtype, weighted):
         np.testing.assert_allclose(found, right, rtol=10 * tolerance, atol=10 * tolerance)
     assert np.mean(ours.predict(X) == theirs.predict(X)) > 0.99
     assert ours.score(X, y) == pytest.approx(theirs.score(X, y), abs=0.01)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("classes", [2, 5])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_both_solvers_find_the_same_coefficients(options, classes, dtype):
+    X, y = classified(600, 7, classes, dtype)
+    tolerance = 1e-8 if dtype == "float64" else 1e-5
+    first, second = (
+        SoftmaxRegression(**options, solver=solver, tol=tolerance, max_iter=1000).fit(X, y)
+        for solver in ("lbfgs", "trust-ncg")
+    )
+    for name in ("coef_", "intercept_"):
+        found, right = getattr(second, name), getattr(first, name)
+        assert (found.shape, found.dtype) == (right.shape, right.dtype)
+        atol = 1e-5 if dtype == "float64" else 5e-3
+        if classes > 2:  # without a penalty, they are known up to a constant
+            found, right = found - found.mean(axis=0), right - right.mean(axis=0)
+        np.testing.assert_allclose(found, right, atol=atol)
+    assert 0 < second.n_iter_[0] < 30
 
 
 def test_the_default_stops_where_logistic_regression_stops():
@@ -106,8 +132,10 @@ def test_errors():
         SoftmaxRegression().predict(X)
     with pytest.raises(ValueError, match="at least 2 classes, got one class: red"):
         SoftmaxRegression().fit(X, ["red"] * 30)
-    for options in ({"C": 0}, {"tol": -1}, {"max_iter": 1.5}, {"class_weight": "even"}):
+    for options in ({"C": 0}, {"tol": -1}, {"max_iter": 1.5}, {"class_weight": "even"}, {"solver": "sag"}):
         with pytest.raises(ValueError, match=f"The '{next(iter(options))}' parameter"):
             SoftmaxRegression(**options).fit(X, y)
-    with pytest.warns(ConvergenceWarning, match="max_iter=2"):
-        SoftmaxRegression(max_iter=2).fit(X, y)
+    for solver in ("lbfgs", "trust-ncg"):
+        with pytest.warns(ConvergenceWarning, match=f"(?s){solver} failed to converge .*max_iter=2") as caught:
+            SoftmaxRegression(max_iter=2, tol=1e-12, solver=solver).fit(X, y)
+        assert solver == "lbfgs" or caught[0].filename == __file__

@@ -23,6 +23,7 @@ def test_the_api_reference_lists_every_public_name():
     public |= {f"objectives.{name}" for name in objectives.__all__}
     assert listed == public | {f"npu.{name}" for name in ag.npu.__all__} | {
         "operators.results.LinearCrossEntropyGradients",
+        "operators.results.LinearHessianProduct",
         "operators.results.LinearTopK",
         "operators.results.OnlineMaxSum",
     }

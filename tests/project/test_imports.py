@@ -43,7 +43,8 @@ LAYERS = (
             "linear/_linear_grid linear/_linear_problem linear/_linear_plan linear/_linear_candidates "
             "linear/_linear_run linear/_linear_packing linear/_linear_partial_sums linear/_linear_results "
             "linear/_linear_packed linear/_linear_vocab_streamed linear/_linear_rows_streamed linear/_linear_features "
-            "linear/_linear_top_k linear/_linear_schedule linear/_linear_loss linear/_linear_views"
+            "linear/_linear_top_k linear/_linear_schedule linear/_linear_loss linear/_linear_views "
+            "linear/_linear_hvp_streamed"
         ),
     ),
     ("the call and its checks", "call/_call call/_checks call/_target_checks call/_loss_checks"),

@@ -127,6 +127,7 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .columns_to_gradient = SUMS(columns_to_gradient),
     .columns_to_max_sum = SUMS(columns_to_max_sum),
     .columns_to_loss = SUMS(columns_to_loss),
+    .columns_to_product = SUMS(columns_to_product),
     .sum_tile = SUMS(sum_tile),
     .losses = SUMS(losses),
 };

@@ -325,6 +325,7 @@ typedef struct {
     void (*columns_to_gradient)(const ag_linear_block *block, void *tile);
     void (*columns_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, double *sum);
     void (*columns_to_loss)(const ag_linear_block *block, void *tile, void *sum_exp, int with_gradient);
+    void (*columns_to_product)(const ag_linear_block *block, void *tile);
     void (*sum_tile)(const ag_linear_block *block, const void *tile, double *sums);
     /* Compute the losses of n rows from their statistics, in float64. */
     void (*losses)(const double *rest, const void *predicted, const void *max, ptrdiff_t n, double *to);

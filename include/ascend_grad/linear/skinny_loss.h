@@ -118,6 +118,52 @@ static void K(columns_to_loss)(const ag_linear_block *b, void *tile, void *sum_e
     }
 }
 
+/* Turn a transposed tile of products with all vocabulary entries, followed by a tile of their changes along a vector, into P:
+ * the Hessian's product with the changes. `transform.bias` has numbers for both tiles, `transform.scale` is the factor of
+ * logits, and chunk.grad has the coefficients of rows, with the square of this factor. */
+static void K(columns_to_product)(const ag_linear_block *b, void *tile)
+{
+    const ptrdiff_t pitch = b->tile_pitch, changes = b->vocab.size * pitch;
+    const acc_t *bias = (const acc_t *)b->transform.bias;
+    const V none = V_(set1)((acc_t)-INFINITY), zero = {0}, factor = V_(set1)((acc_t)b->transform.scale);
+    for (ptrdiff_t i = 0; i < b->chunk.rows; i += VL) {
+        acc_t *const first = (acc_t *)tile + i, *const end = first + changes;
+        V largest = none, at_largest = zero, sum = zero, mean = zero;
+        ptrdiff_t c = 0;
+        for (acc_t *x = first; x < end; x += pitch, c++) {
+            V z = V_(load)(x), u = V_(load)(x + changes);
+            if (bias) z += V_(set1)(bias[c]), u += V_(set1)(bias[b->vocab.size + c]);
+            z *= factor;
+            V_(store)(x, z);
+            V_(store)(x + changes, u);
+            at_largest = V_(select)(z > largest, u, at_largest);
+            largest = V_(max)(z, largest);
+        }
+        /* Differences from the change of the largest logit are exactly 0 there, which keeps digits where p is almost 1. */
+        const V shift = V_(select)(largest == none, zero, largest);
+        for (acc_t *x = first; x < end;) {
+            V part = zero, part_of_mean = zero; /* chains of at most eight terms */
+            for (int k = 0; k < 8 && x < end; k++, x += pitch) {
+                const V e = V_(exp)(V_(load)(x) - shift), u = V_(load)(x + changes) - at_largest;
+                part += e;
+                part_of_mean += e * u;
+                V_(store)(x, e);
+                V_(store)(x + changes, u);
+            }
+            sum += part, mean += part_of_mean;
+        }
+        const V inverse = 1 / sum, grad = K(load_some)((const acc_t *)b->chunk.grad + i, b->chunk.rows - i) * inverse;
+        mean *= inverse;
+        for (acc_t *x = first; x < end; x += pitch) {
+            V p = V_(load)(x) * (V_(load)(x + changes) - mean) * grad;
+#if !AG_IS_F64
+            if (b->gradient.round_to_bfloat16) p = v_bf16_widen(v_bf16_narrow(p));
+#endif
+            V_(store)(x, p);
+        }
+    }
+}
+
 /* Add the sums of the rows of a transposed tile of P to `sums`, the gradient with respect to the bias. */
 static void K(sum_tile)(const ag_linear_block *b, const void *tile, double *sums)
 {
