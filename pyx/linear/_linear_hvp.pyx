@@ -233,6 +233,7 @@ cdef class Layer:
     cdef Problem problem_of_pass(self, cnp.ndarray weight, cnp.ndarray to):
         """Describe the pass over all rows with the weight and the vector, which follow each other in `weight`."""
         cdef Problem p = _linear_python.gradient_problem(self.input, weight, None, None, to)
+        p.vocab = self.vocab
         if self.width > self.hidden:
             p.bias_sums = <double *>cnp.PyArray_DATA(self.bias_sums)
         return p

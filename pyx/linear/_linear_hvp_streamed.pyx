@@ -63,7 +63,7 @@ cdef double factor_of_logits(const LossOptions *o) noexcept nogil:
 cdef bint is_streamed(const LossOptions *o, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden) noexcept nogil:
     """Return whether this sweep computes the products of a loss."""
     return (
-        0 < 2 * vocab <= AG_MAX_UNPACKED_ROWS and rows > 2 * vocab and hidden > 0 and o.temperatures == NULL and o.softcap <= 0
+        0 < vocab <= AG_MAX_UNPACKED_ROWS and rows > vocab and hidden > 0 and o.temperatures == NULL and o.softcap <= 0
         and not has_square(o) and not is_dense(o) and LEAST_FACTOR <= fabs(factor_of_logits(o)) <= LARGEST_FACTOR
     )
 
@@ -91,7 +91,7 @@ cdef void set_coefficients(
 
 
 cdef Plan plan_of(const Problem *p) noexcept nogil:
-    """Return the plan of a problem whose weight has the rows of the vector, too."""
+    """Return the plan of a problem whose weight has the rows of the vector, too, beyond its number of classes."""
     cdef Work work = work_of(p)
     cdef Plan plan
     plan = new_plan(kernels_for(p.dtype), &work, SIZE_LIMIT, False)
@@ -119,7 +119,7 @@ cdef int run(
     x.run.p, x.run.plan, x.run.variant = p, plan, _cpu.active()
     layout(plan, aligned(workspace), &x.run.at)
     x.block = new_block(&x.run)
-    x.block.vocab.start, x.block.vocab.size = 0, p.vocab // 2
+    x.block.vocab.start, x.block.vocab.size = 0, p.vocab
     x.block.transform.bias, x.block.transform.scale = bias, factor
     return _tasks.run_team(
         run_phases, &x, _threads.choose_num_threads(cost, num_threads), num_threads == 0, cost, last_check
@@ -131,10 +131,10 @@ cdef void run_phases(void *context, Team *team) noexcept nogil:
     cdef Py_ssize_t task, entry, vocab = x.run.p.vocab
     x.run.team = team
     _tasks.run_phase(team, stream_rows, x, x.run.plan.tasks, False)
-    combine_partial_sums(&x.run, &x.run.p.weight_grad, NULL, vocab // 2, vocab)
+    combine_partial_sums(&x.run, &x.run.p.weight_grad, NULL, vocab, vocab)
     if x.run.p.bias_sums != NULL and not _tasks.is_cancelled(team, 0):
         for task in range(x.run.plan.tasks):
-            for entry in range(vocab // 2):
+            for entry in range(vocab):
                 x.run.p.bias_sums[entry] += x.run.at.bias_sums[task * vocab + entry]
 
 
@@ -144,25 +144,25 @@ cdef void stream_rows(const void *context, Py_ssize_t task, int thread) noexcept
     cdef const Run *run = &x.run
     cdef const Plan *plan = run.plan
     cdef ag_linear_block block = x.block
-    cdef double[AG_TILE] memory
+    cdef double[2 * AG_TILE] memory
     cdef void *tile = memory
     cdef int64_t[2 * AG_MAX_STREAMED_STEP] numbers
     cdef double[AG_MAX_STREAMED_STEP] coefficients
     cdef ChunkBuffers chunk
     cdef int acc = plan.kernels.acc_size
-    cdef Py_ssize_t hidden = run.p.hidden, both = run.p.vocab
+    cdef Py_ssize_t hidden = run.p.hidden, vocab = run.p.vocab
     cdef Py_ssize_t row = task * plan.task_size, end = min(row + plan.task_size, run.p.rows.total)
-    cdef ag_rows resident = rows_of(&run.p.weight, NULL, 0, both), streamed
+    cdef ag_rows resident = rows_of(&run.p.weight, NULL, 0, 2 * vocab), streamed
     cdef bint add = False
-    cdef char *partial = run.at.partial_sums + task * both * sums_pitch(plan) * acc
+    cdef char *partial = run.at.partial_sums + task * vocab * sums_pitch(plan) * acc
     cdef double *bias_sums = NULL
     memset(&chunk, 0, sizeof(chunk))
     chunk.row_numbers, chunk.target, chunk.grad = numbers, &numbers[AG_MAX_STREAMED_STEP], coefficients
     block.chunk.row_numbers, block.chunk.target, block.chunk.grad = chunk.row_numbers, chunk.target, chunk.grad
-    memset(tile, 0, both * plan.pitch * acc)
+    memset(tile, 0, 2 * vocab * plan.pitch * acc)
     if run.p.bias_sums != NULL:
-        bias_sums = run.at.bias_sums + task * both
-        memset(bias_sums, 0, both * sizeof(double))
+        bias_sums = run.at.bias_sums + task * vocab
+        memset(bias_sums, 0, vocab * sizeof(double))
     while row < end and not _tasks.is_cancelled(run.team, thread):
         block.chunk.rows = select_rows(&run.p.rows, &row, end, 0, plan.step, acc, &chunk)
         if not block.chunk.rows:
@@ -172,7 +172,7 @@ cdef void stream_rows(const void *context, Py_ssize_t task, int thread) noexcept
         plan.kernels.columns_to_product(&block, tile)
         if bias_sums != NULL:
             plan.kernels.sum_tile(&block, tile, bias_sums)
-        plan.kernels.sum_rows(both // 2, &streamed, 0, hidden, tile, plan.pitch, partial, sums_pitch(plan), add)
+        plan.kernels.sum_rows(vocab, &streamed, 0, hidden, tile, plan.pitch, partial, sums_pitch(plan), add)
         add = True
     if not add:
-        memset(partial, 0, both * sums_pitch(plan) * acc)
+        memset(partial, 0, vocab * sums_pitch(plan) * acc)
