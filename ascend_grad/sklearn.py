@@ -183,9 +183,7 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
     def _by_trust_region(self, problem: scipy_multinomial, start: NDArray) -> tuple[NDArray, int]:
         """Return the solution and the number of iterations."""
         options = {"maxiter": self.max_iter, "gtol": self.tol}
-        fit = minimize(
-            problem.fun, start, jac=problem.jac, hessp=problem.hessp, method="trust-ncg", options=options
-        )
+        fit = minimize(problem.fun, start, jac=problem.jac, hessp=problem.hessp, method="trust-ncg", options=options)
         if not fit.success:
             message = f"trust-ncg failed to converge after {fit.nit} iteration(s): {fit.message}"
             warnings.warn(f"{message} (max_iter={self.max_iter}, tol={self.tol})", ConvergenceWarning, stacklevel=4)

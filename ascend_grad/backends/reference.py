@@ -334,7 +334,6 @@ class _LayerLoss(_Loss):
         self.gradients["weight_grad"] += gradient.T @ _wide(self._input[rows])
         self.gradients["bias_grad"] += gradient.sum(axis=0)
 
-
     def products(self, vectors):
         """Yield the Hessian's products with vectors of all rows, for the rows of a chunk.
 
@@ -352,9 +351,7 @@ class _LayerLoss(_Loss):
         """
         for rows, z, slope in self.chunks():
             row, logits = loss_reference.RowStatistics(z), _products(self._input[rows], self._weight, self._a)
-            results = [
-                self.curvature(rows, row, slope, logits, self._input.dtype, vector) for vector in vectors(rows)
-            ]
+            results = [self.curvature(rows, row, slope, logits, self._input.dtype, vector) for vector in vectors(rows)]
             yield rows[results[0][0]], [product[present] for present, product in results]
 
 
@@ -394,7 +391,9 @@ class _LogitsLoss(_Loss):
 
     def _add_curvature(self, name, rows, row, slope):
         """Compute the diagonal of the Hessian, or the product of the Hessian and the vector, for some rows."""
-        vector = None if name == "hessian_diag" else self._vector[rows]
+        vector = None
+        if name == "product" and self._vector is not None:
+            vector = self._vector[rows]
         present, result = self.curvature(rows, row, slope, self._logits[rows], self._dtype, vector)
         self._full[name][rows[present]] = result[present]
 

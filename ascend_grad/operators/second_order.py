@@ -122,6 +122,8 @@ def linear_cross_entropy_hvp(
 
     Parameters
     ----------
+    target : array_like of any integer dtype, shape (BT,), or (BT, K) with `target_prob`; or floating, shape (BT, V)
+        Ids, or probabilities of all classes, as in `linear_cross_entropy`.
     vector : array_like, shape (V, H)
         The part of the vector that belongs to `weight`, of any of the four dtypes. It is rounded to the dtype of
         `weight`.
@@ -139,8 +141,10 @@ def linear_cross_entropy_hvp(
     -----
     With a block of rows :math:`X` of the input, and vectors :math:`V` and :math:`v`, the products :math:`X V^T + v` are
     multiplied by the Hessian with respect to :math:`X W^T + \mathrm{bias}` as in `cross_entropy_hvp`. The result
-    :math:`P` gives :math:`P^T X` and the sums of its columns. The blocks are added up in float64. A block takes at most
-    about 2 MiB, or as much memory as the weight has as float32 (float64 if it is float64).
+    :math:`P` gives :math:`P^T X` and the sums of its columns, which are added up over blocks. Up to 64 classes, a block
+    has a few hundred rows, which stay in the caches, unless targets are probabilities of all classes or an option among
+    `lse_square_scale`, `softcap` and temperatures of rows is given. In other cases the logits of a block take at most
+    about 2 MiB, or as much memory as the weight in the dtype of sums. The sums take as much again, and in float64.
 
     Examples
     --------
@@ -194,6 +198,8 @@ def linear_cross_entropy_hessian(
     ----------
     weight : array_like, shape (V, H)
         The layer's weight, of the dtype of `input`. The Hessian has :math:`(V H)^2` elements.
+    target : array_like of any integer dtype, shape (BT,), or (BT, K) with `target_prob`; or floating, shape (BT, V)
+        Ids, or probabilities of all classes, as in `linear_cross_entropy`.
     .. options:: as in `linear_cross_entropy`
 
     Returns

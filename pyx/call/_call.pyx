@@ -24,7 +24,7 @@ from .errors import ParamInvalidError, ParamTypeError
 cnp.import_array()
 
 cdef cnp.dtype _float64 = np.dtype(np.float64)
-size_numbers = {"BT": BT, "H": H, "V": V, "k": K}
+size_numbers = {"BT": BT, "H": H, "H with bias": H, "V": V, "k": K}
 size_names = ("BT", "H", "V", "k")
 ROW_SHAPES = ("rows", "targets", "logits")
 
@@ -45,9 +45,7 @@ class ResultSpec(NamedTuple):
 
 cdef cnp.ndarray native_vector(cnp.ndarray array):
     """Return the array itself if it is contiguous, aligned and in native byte order, or None, else a copy that is."""
-    if array is None:
-        return None
-    if cnp.PyArray_IS_C_CONTIGUOUS(array) and cnp.PyArray_ISALIGNED(array) and not cnp.PyArray_ISBYTESWAPPED(array):
+    if array is None or cnp.PyArray_ISCARRAY_RO(array):
         return array
     return np.require(array, array.dtype.newbyteorder("="), ["C", "A"])
 
@@ -100,9 +98,9 @@ cdef class Result:
     like : str
         The parameter whose dtype and shape the result has, unless `dtype` or `dims` is given.
     dims : tuple of str, optional
-        The result's shape, as names of sizes of the call; ``"bits of BT"`` is the bytes that hold BT bits,
-        and ``"H with bias"`` is H, or H + 1 with a bias. ``("rows",)`` is
-        the shape of `like` without the axis, ``("targets",)`` that of ``target``, ``("logits",)`` that of `like`.
+        The result's shape, as names of sizes of the call; ``"bits of BT"`` is the bytes that hold BT bits, and
+        ``"H with bias"`` is H, or H + 1 with a bias. ``("rows",)`` is the shape of `like` without the axis, ``("targets",)``
+        that of ``target``, ``("logits",)`` that of `like`.
     dtype : ACCUMULATOR or numpy.dtype, optional
         The result's dtype, if it is not the dtype of `like`.
     asked_by : tuple of str, (str, int) or (str, str)
@@ -167,11 +165,9 @@ cdef class Result:
                     shape[rank] = cnp.PyArray_DIMS(like)[axis]
                     rank += 1
             return rank
-        for axis in range(len(self.dims)):
-            name = self.dims[axis]
-            shape[axis] = (call.sizes[BT] + 7) // 8 if name == "bits of BT" else call.sizes[<int>size_numbers[name.split()[0]]]
-            if name == "H with bias":
-                shape[axis] += call.values[<int>call.operator.slots["bias"]] is not None
+        for axis, name in enumerate(self.dims):
+            shape[axis] = (call.sizes[BT] + 7) // 8 if name == "bits of BT" else call.sizes[<int>size_numbers[name]]
+            shape[axis] += name == "H with bias" and call.values[<int>call.operator.slots["bias"]] is not None
         return <int>len(self.dims)
 
     cdef cnp.dtype dtype_for(self, Call call):
@@ -211,7 +207,7 @@ cdef class Result:
 
 #: Names of the kernels of the linear operators, in the order of `LinearKernels`.
 LOSS_KERNELS = ("cross_entropy", "hessian_product")
-LINEAR_KERNELS = ("gradient", "statistics", "loss_of_statistics", "loss", "loss_gradient", "top_k", "hessian_product", "hessian")
+LINEAR_KERNELS = ("gradient", "statistics", "loss_of_statistics", "loss", "loss_gradient", "top_k", "hvp", "hessian")
 
 cdef list _rowwise_kernels = [ag_row_ops[op].name.decode() for op in range(AG_ROW_OP_COUNT)]
 

@@ -62,7 +62,9 @@ def logits_of(arguments: dict[str, Any], weight: str, bias: str) -> np.ndarray:
 
 def of_rows(arguments: dict[str, Any], vector: np.ndarray) -> np.ndarray:
     """Return the product of the Hessian with respect to the logits and a vector, by the definition."""
-    options = {name: each for name, each in without_vector(arguments).items() if name not in ("weight", "bias", "input")}
+    options = {
+        name: each for name, each in without_vector(arguments).items() if name not in ("weight", "bias", "input")
+    }
     z = logits_of(arguments, "weight", "bias")
     return cross_entropy_oracles.expected(input=z, vector=vector, **options)["product"]
 
@@ -123,7 +125,9 @@ def test_threads_and_strides_keep_the_bits(shape, dtype, cpu_engine):
     for number in (0, 3, 10):
         arguments = call_of(("bits", number), shape, dtype, OPTIONS_OF_SECOND_ORDER[number])
         expected = cpu_engine.call("linear_cross_entropy_hvp", **arguments, num_threads=1)
-        strided = {name: np.repeat(a, 2, axis=0)[::2] if isinstance(a, np.ndarray) else a for name, a in arguments.items()}
+        strided = {
+            name: np.repeat(a, 2, axis=0)[::2] if isinstance(a, np.ndarray) else a for name, a in arguments.items()
+        }
         for each in (arguments, strided):
             for threads in (1, 2, 3, 4):
                 result = cpu_engine.call("linear_cross_entropy_hvp", **each, num_threads=threads)
@@ -224,7 +228,9 @@ def test_absent_rows_may_hold_anything(dtype, cpu_engine):
     arguments["token_weight"][3] = 0
     arguments["target"][[5, 6]] = -100, 0
     kept = [i for i in range(40) if i not in (3, 5)]
-    expected = right_product({**arguments, **{name: arguments[name][kept] for name in ("input", "target", "token_weight")}})
+    expected = right_product(
+        {**arguments, **{name: arguments[name][kept] for name in ("input", "target", "token_weight")}}
+    )
     arguments["input"][3], arguments["input"][5] = np.nan, np.inf
     result = cpu_engine.call("linear_cross_entropy_hvp", **arguments)
     hessian = cpu_engine.call("linear_cross_entropy_hessian", **without_vector(arguments))

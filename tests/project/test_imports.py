@@ -50,8 +50,10 @@ LAYERS = (
     ("the call and its checks", "call/_call call/_checks call/_target_checks call/_loss_checks"),
     (
         "CPU schedules of arrays",
-        "loss/_loss_arguments rowwise/_rowwise_python rowwise/_cross_entropy_python linear/_linear_python "
-        "linear/_linear_hvp",
+        (
+            "loss/_loss_arguments rowwise/_rowwise_python rowwise/_cross_entropy_python linear/_linear_python "
+            "linear/_linear_hvp"
+        ),
     ),
     (
         "the CPU's results, and its operators for Cython and XLA",
