@@ -85,7 +85,7 @@ def blocks(kept: Mapping[str, Results], grids: Sequence[Results] = ()) -> dict[s
         found |= {"program_machine": machine_block(programs)} | report.programs_blocks(rows)
         found["program_targets"] = targets_block(targets.programs_targets(rows))
     if fit := kept.get("fit"):
-        found |= {"fit_machine": machine_block(fit), "fit": report.fit_block(fit["fit"])}
+        found |= {"fit_machine": machine_block(fit)} | report.fit_blocks(fit["fit"])
     if grids:
         found |= report.grid_blocks(grids) | {"grid_overview": report.overview_block(grids)}
         found["grid_machine"] = "\n".join(

@@ -22,7 +22,7 @@ from . import documents, frameworks, machine
 from .case import Case
 from .frameworks import Call
 from .measure import PAUSE, TOLERATED, DisagreementError, best_of_both, least_in_turns
-from .report import fit_block
+from .report import fit_blocks
 from .results import DEMONSTRATION, NUMPY, OWN, SKLEARN, Results, Row
 
 #: Turns of each side, of which the least time counts.
@@ -136,7 +136,7 @@ def main() -> None:
     for _ in range(ATTEMPTS - 1):
         rows = [row if row.others <= TOLERATED else best_of_both(row, measure(row.case, threads)) for row in rows]
     results = Results(machine.describe(), threads, {"fit": rows})
-    print(documents.machine_block(results), fit_block(rows), sep="\n")
+    print(documents.machine_block(results), *fit_blocks(rows).values(), sep="\n")
     if arguments.keep:
         documents.keep(documents.file_of("fit", 0), results.to_json())
 

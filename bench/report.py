@@ -540,7 +540,24 @@ def losses_blocks(results: Results) -> dict[str, str]:
 # ---- fits ------------------------------------------------------------------------------------------------------------
 
 
-def fit_block(rows: Sequence[Row]) -> str:
-    """Make a table of fits and boosting objectives: our time, then the others' times as multiples of ours."""
+def fit_blocks(rows: Sequence[Row]) -> dict[str, str]:
+    """Make the tables of fits and boosting objectives, by name of the block: of each kind of call, and of every call.
+
+    Both have the others' times as multiples of ours: the first one their geometric means and ranges.
+    """
     sides = (*SKLEARN, *NUMPY[:1], DEMONSTRATION)
-    return _rows(rows, _name("call"), OWN_MS, *(_ratio(side, side) for side in sides))
+    kinds: dict[str, list[Row]] = {}
+    for row in rows:
+        kinds.setdefault(f"{row.case.operator} {row.case.mode} {row.case.dtype}", []).append(row)
+
+    def mean_and_range(part: Sequence[Row], side: str) -> str:
+        ratios = [ratio for ratio, _ in _ratios(part, (side,))]
+        if not ratios:
+            return DASH
+        return f"{times(statistics.geometric_mean(ratios))} ({times(min(ratios))} to {times(max(ratios))})"
+
+    lines = ([kind, str(len(part)), *(mean_and_range(part, side) for side in sides)] for kind, part in kinds.items())
+    return {
+        "fit": table(["call", "cases", *sides], lines),
+        "fit_rows": _rows(rows, _name("call"), OWN_MS, *(_ratio(side, side) for side in sides)),
+    }

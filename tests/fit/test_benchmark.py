@@ -11,8 +11,8 @@ from benchmark_settings import hurry
 
 from ascend_grad.bench import documents, fit
 from ascend_grad.bench.measure import DisagreementError
-from ascend_grad.bench.report import fit_block
-from ascend_grad.bench.results import DEMONSTRATION, NUMPY, OWN, SKLEARN
+from ascend_grad.bench.report import fit_blocks
+from ascend_grad.bench.results import DEMONSTRATION, NUMPY, OWN, SKLEARN, Row
 
 TINY = [replace(case, shape=(60, *case.shape[1:])) for case in (*fit.FITS[:3], fit.OBJECTIVES[0], fit.OBJECTIVES[-1])]
 
@@ -30,7 +30,21 @@ def test_all_sides_are_measured(case):
     row = fit.measure(case, 1)
     assert set(row.seconds) == ({OWN, SKLEARN[0]} if case in TINY[:3] else {OWN, NUMPY[0], DEMONSTRATION})
     assert all(seconds > 0 for seconds in row.seconds.values())
-    assert case.name in fit_block([row])
+    assert case.name in fit_blocks([row])["fit_rows"]
+
+
+def test_each_kind_of_call_has_a_line_with_mean_and_range():
+    rows = [Row(fit.FITS[0], {OWN: 1, SKLEARN[0]: ratio}, 0) for ratio in (2, 8)]
+    rows += [Row(case, {OWN: 1, NUMPY[0]: 3, DEMONSTRATION: 300}, 0) for case in fit.OBJECTIVES]
+    lines = fit_blocks(rows)["fit"].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells == [
+        ["SoftmaxRegression fit float64", "2", "4.00× (2.00× to 8.00×)", "–", "–"],
+        *(
+            [f"{name} objective {dtype}", "1", "–", "3.00× (3.00× to 3.00×)", "300.0× (300.0× to 300.0×)"]
+            for name, dtype in (("xgboost_softmax", "float32"), ("lightgbm_softmax", "float64"))
+        ),
+    ]
 
 
 def test_other_values_are_refused(monkeypatch):
