@@ -54,6 +54,62 @@ _DIFFERENTIABLE = ("input", "weight", "bias")
 _PLACES = [_LOSS.fields.index(name) for name in _DIFFERENTIABLE]
 
 
+class _Product(Function):
+    """Compute the product of the Hessian and a vector, with respect to which it is differentiable.
+
+    The vector has a part of the shape of the weight, and another of the shape of the bias.
+    """
+
+    forward = staticmethod(loss_operators.linear_cross_entropy_hvp)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[: _LOSS.tensors + 1])
+        ctx.settings = inputs[_LOSS.tensors + 1 : -2]
+
+    @staticmethod
+    def backward(ctx, grad, grad_bias):
+        of_loss = *ctx.saved_tensors, *ctx.settings
+        has_bias = of_loss[_LOSS.fields.index("bias")] is not None
+        found = apply(_Product, *of_loss, grad, grad_bias if has_bias else None)  # the Hessian is symmetric
+        return *[None] * len(of_loss), found[0], found[1] if has_bias else None
+
+
+register_gradient(loss_operators.LINEAR_PRODUCT, _Product)
+
+
+def _second_order(
+    ctx: Any, grad_loss: torch.Tensor | None, vectors: Sequence[torch.Tensor | None], others: Sequence[Any]
+) -> tuple[torch.Tensor | None, ...]:
+    """Return the derivatives of the gradients with respect to weight and bias."""
+    saved = ctx.saved_tensors
+    problem = _LOSS.problem((*saved[: _LOSS.tensors + 1], *ctx.settings))
+    above, weight, bias = problem["grad_loss"], problem["weight"], problem["bias"]
+    needs = dict(zip(_LOSS.fields, ctx.needs_input_grad))
+    is_of_loss = grad_loss is None and all(each is None for each in (vectors[0], *others)) and problem["shard"] is None
+    # The derivative with respect to upstream gradients of rows would need the logits.
+    is_reduced = problem["reduction"] != "none" or not needs["grad_loss"]
+    if not is_of_loss or not is_reduced or needs["input"]:
+        raise second_order_error(_NAME)
+    alone = {name: each.detach() if isinstance(each, torch.Tensor) else each for name, each in problem.items()}
+    alone["outputs"] = []
+    vector = torch.zeros_like(weight) if vectors[1] is None else vectors[1]
+    products = apply(_Product, *alone.values(), vector, None if bias is None else vectors[2])
+    found = dict(zip(("weight", "bias"), products))
+    if above is not None and needs["grad_loss"]:
+        unit = loss_operators.linear_cross_entropy(*(alone | {"grad_loss": None, "input_grad": False}).values())[2:4]
+        dots = [(a * b).sum() for a, b in zip(unit, vectors[1:]) if b is not None]
+        found["grad_loss"] = sum(dots[1:], dots[0]).to(above.dtype)
+    found = {name: each for name, each in found.items() if needs[name]}
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        # Zeros that depend on the arguments make a derivative of third order raise. Derivatives with respect to the
+        # vectors do not pass through the zeros.
+        arguments = [each for each in (weight, bias, above) if each is not None]
+        zeros = without_second_order(_NAME, [torch.zeros_like(each) for each in found.values()], arguments)
+        found = {name: each + zero for (name, each), zero in zip(found.items(), zeros)}
+    return tuple(_LOSS.arguments(found))
+
+
 class _LinearCrossEntropy(Function):
     """The loss of a linear layer: the loss, the requested gradients, and the requested outputs.
 
@@ -62,6 +118,9 @@ class _LinearCrossEntropy(Function):
     computed in backward, as upstream gradients must be applied before the sum over the rows. So are gradients in
     float16: a loss scale must be applied before the rounding, in which the gradient of a mean would vanish. If an
     output has an upstream gradient, backward computes the gradients of loss and outputs together.
+
+    The derivatives of the gradients of weight and bias are a product of the Hessian and a vector. So with
+    ``create_graph=True`` backward computes these gradients by this function, if the input has no gradient.
     """
 
     forward = staticmethod(loss_operators.linear_cross_entropy)
@@ -73,21 +132,21 @@ class _LinearCrossEntropy(Function):
         shard = problem["shard"]
         ctx.shard = None if shard is None else loss_operators.SHARDS.get(shard)  # kept alive for backward
         ctx.set_materialize_grads(False)  # would allocate zeros of the weight's size
-        ctx.save_for_backward(*inputs[: _LOSS.tensors], *statistics(problem["outputs"], output[4], output[6]))
+        ctx.save_for_backward(*inputs[: _LOSS.tensors + 1], *statistics(problem["outputs"], output[4], output[6]))
         is_scalable = problem["grad_loss"] is None and problem["reduction"] != "none"
         ctx.gradients = [each.detach() for each in output[1:4]] if is_scalable else None
 
     @staticmethod
     def backward(ctx, grad_loss, *others):
         if any(each is not None for each in others[:3]):
-            raise second_order_error(_NAME)
+            return _second_order(ctx, grad_loss, others[:3], others[3:])
         nothing = [None] * len(_LOSS.fields)
         of_outputs = others[3 : 3 + len(OUTPUT_GRADIENTS)]
         upstream = [each for each in (grad_loss, *of_outputs) if each is not None]
         if not upstream:
             return tuple(nothing)
         saved, end = ctx.saved_tensors, _LOSS.tensors  # each access unpacks all of them
-        tensors, (lse, entropy), shared = saved[:end], saved[end : end + 2], saved[end + 2 :]
+        tensors, (lse, entropy), shared = saved[:end], saved[end + 1 : end + 3], saved[end + 3 :]
         problem = _LOSS.problem((*tensors, None, *ctx.settings))
         wanted = [ctx.needs_input_grad[place] for place in _PLACES]
         gradients, ctx.gradients = [each.detach() for each in shared] or ctx.gradients, None
@@ -97,8 +156,12 @@ class _LinearCrossEntropy(Function):
             and len(upstream) == 1
             and all(problem[name] or not asked for name, asked in zip(_LOSS.wanted, wanted))
         )
+        again = {**problem, "grad_loss": grad_loss, **dict(zip(_LOSS.wanted, wanted)), "outputs": []}
+        is_of_layer = len(upstream) == 1 and grad_loss is not None and not wanted[0] and problem["shard"] is None
+        if is_of_layer and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            found = apply(_LinearCrossEntropy, *again.values())[1:4]
+            return tuple(_LOSS.arguments({n: g for n, g, asked in zip(_DIFFERENTIABLE, found, wanted) if asked}))
         if not is_computed:
-            again = {**problem, "grad_loss": grad_loss, **dict(zip(_LOSS.wanted, wanted)), "outputs": []}
             if all(each is None for each in of_outputs):
                 gradients = loss_operators.linear_cross_entropy(*again.values())[1:4]
             elif lse is None:
@@ -123,7 +186,7 @@ class _LinearCrossEntropyOfOperator(_LinearCrossEntropy):
         _LinearCrossEntropy.setup_context(ctx, inputs, output)
         if ctx.gradients is not None:
             saved = statistics(_LOSS.problem(inputs)["outputs"], output[4], output[6])
-            ctx.save_for_backward(*inputs[: _LOSS.tensors], *saved, *output[1:4])
+            ctx.save_for_backward(*inputs[: _LOSS.tensors + 1], *saved, *output[1:4])
             ctx.gradients = None
 
 

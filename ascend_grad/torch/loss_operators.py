@@ -307,6 +307,32 @@ def _cross_entropy_hvp(*arguments: Any) -> torch.Tensor:
     return product.contiguous()  # the classes of a row lie side by side
 
 
+def _linear_cross_entropy_hvp(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    *of_loss, vector, vector_bias = arguments
+    problem = with_numbers(LINEAR.problem(of_loss))
+    found = ag.linear_cross_entropy_hvp(
+        detached(problem["input"]),
+        detached(problem["weight"]),
+        detached(problem["target"]),
+        detached(vector),
+        vector_bias=optional(vector_bias),
+        reduction=problem["reduction"],
+        ignore_index=problem["ignore_index"],
+        grad_loss=_upstream(problem["grad_loss"], problem["reduction"]),
+        num_threads=problem["num_threads"],
+        **LINEAR.options_of(problem),
+    )
+    return without_none(problem["weight"], found)
+
+
+def _linear_cross_entropy_hvp_fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    problem = LINEAR.problem(arguments)
+    return tuple(
+        problem["weight"].new_empty(0) if each is None else each.new_empty(each.shape)
+        for each in (problem["weight"], problem["bias"])
+    )
+
+
 def _cross_entropy_hvp_fake(*arguments: Any) -> torch.Tensor:
     return arguments[0].new_empty(arguments[0].shape)
 
@@ -405,6 +431,15 @@ register(
     _cross_entropy_hvp_fake,
     one_after_another,
 )
+#: The same of the loss of a linear layer, with respect to its weight and bias.
+LINEAR_PRODUCT = "linear_cross_entropy_hvp"
+register(
+    LINEAR_PRODUCT,
+    f"({LINEAR.parameters}, Tensor vector, Tensor? vector_bias) -> (Tensor weight_product, Tensor bias_product)",
+    _linear_cross_entropy_hvp,
+    _linear_cross_entropy_hvp_fake,
+    one_after_another,
+)
 _BACKWARD = "linear_cross_entropy_backward"
 register(
     _BACKWARD,
@@ -451,6 +486,13 @@ def linear_cross_entropy(*arguments: Any) -> tuple[torch.Tensor, ...]:
     if not are_plain(arguments):
         return torch.ops.ascend_grad.linear_cross_entropy(*arguments)
     return _linear_cross_entropy(*arguments)
+
+
+def linear_cross_entropy_hvp(*arguments: Any) -> tuple[torch.Tensor, ...]:
+    """Compute the product of the Hessian of the loss of a linear layer and a vector: the last two arguments."""
+    if not are_plain(arguments):
+        return torch.ops.ascend_grad.linear_cross_entropy_hvp(*arguments)
+    return _linear_cross_entropy_hvp(*arguments)
 
 
 def linear_cross_entropy_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
