@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,8 @@ def cases() -> Iterator[Case]:
         "linear_top_k": _top_k_cases,
         "cross_entropy": _cross_entropy_cases,
         "cross_entropy_hvp": _product_cases,
+        "linear_cross_entropy_hvp": _layer_product_cases,
+        "linear_cross_entropy_hessian": _layer_hessian_cases,
     }
     for operator, maker in makers.items():
         for dtype in FLOATING_DTYPES:
@@ -67,6 +69,9 @@ SCALES = (1.0, -0.37)
 
 #: BT, V, H of the linear cases.
 LINEAR = ((1, 128, 16), (9, 130, 17), (64, 1000, 32), (130, 512, 64))
+
+#: BT, V, H of cases with all second derivatives with respect to the weight.
+FEW = ((9, 3, 4), (300, 6, 10))
 
 #: BT, V, H of more cases with logits: sizes near multiples of a device's tile sizes.
 LOGITS = ((7, 129, 16), (33, 257, 40), (64, 4097, 24), (257, 1031, 72))
@@ -240,8 +245,10 @@ def _several_targets(
     return {"target": target, "target_prob": random.random(target.shape).astype(number)}
 
 
-def _linear_cross_entropy_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -> Labelled:
-    for bt, v, h in LINEAR:
+def _linear_cross_entropy_cases(
+    operator: str, dtype: np.dtype, random: np.random.Generator, sizes: Iterable[tuple[int, int, int]] = LINEAR
+) -> Labelled:
+    for bt, v, h in sizes:
         p = _problem(random, bt, v, h, dtype)
         target = np.where(p.elsewhere, -100, p.target)
         for reduction in ("mean", "sum", "none"):
@@ -256,6 +263,19 @@ def _linear_cross_entropy_cases(operator: str, dtype: np.dtype, random: np.rando
         for label, options in _options(random, (bt,), v, is_linear=True):
             yield f"{name} {label}", {**plain, **options}
         yield f"{name} several targets", {**plain, **_several_targets(random, (bt,), v, p.number)}
+
+
+def _layer_hessian_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -> Labelled:
+    for label, arguments in _linear_cross_entropy_cases("linear_cross_entropy", dtype, random, FEW):
+        yield label, {name: each for name, each in arguments.items() if name != "outputs"}
+
+
+def _layer_product_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -> Labelled:
+    for label, arguments in _linear_cross_entropy_cases("linear_cross_entropy", dtype, random, (*FEW, *LINEAR)):
+        vector = {"vector": random.standard_normal(arguments["weight"].shape).astype(dtype)}
+        if "bias" in arguments:
+            vector["vector_bias"] = random.standard_normal(len(arguments["weight"])).astype(dtype)
+        yield label, {**{name: each for name, each in arguments.items() if name != "outputs"}, **vector}
 
 
 def _backward_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -> Labelled:

@@ -8,7 +8,7 @@ from typing import Any
 import cross_entropy_oracles
 import numpy as np
 import pytest
-from cross_entropy_oracles import LONG, OPTIONS_OF_SECOND_ORDER, random_arguments
+from cross_entropy_oracles import GAPS, LONG, OPTIONS_OF_SECOND_ORDER, near_certain, random_arguments
 from samples import DTYPES, assert_identical, generator
 
 import ascend_grad as ag
@@ -39,6 +39,9 @@ def calls(key: object, shape: tuple[int, int, int], dtype: str) -> Iterator[dict
         K, dense = ((0, False), (3, False), (0, True))[number % 3]
         yield call_of((key, number), shape, dtype, options, K=K, dense=dense)
     yield call_of((key, "plain"), shape, dtype, {}, dense=True)
+    scaled = {"logit_scale": -0.6, "temperature": 0.7, "token_weight": "rows", "class_weight": "classes"}
+    for K in (0, 2):
+        yield call_of((key, "scaled", K), shape, dtype, scaled | {"label_smoothing": 0.2}, K=K)
     yield call_of((key, "several"), shape, dtype, {"softcap": 3.0, "label_smoothing": 0.1}, K=2)
 
 
@@ -209,6 +212,27 @@ def test_the_vector_is_rounded_to_the_dtype_of_the_weight():
             for each in (vector, vector.astype(np.float32))
         ]
         assert_identical(results[0].weight_product, results[1].weight_product)
+
+
+@pytest.mark.parametrize("gap", GAPS)
+@pytest.mark.parametrize("softcap", [None, 1e6])
+def test_nearly_certain_rows(gap, softcap, dtype, cpu_engine):
+    """The product at the certain class is a difference of nearly equal numbers, whose digits are kept."""
+    logits = near_certain(gap, (1, 5), -1, dtype)[0]
+    certain = np.argmax(logits)
+    arguments = {
+        "input": np.repeat(logits, 20, axis=0),
+        "weight": np.eye(5, dtype=DTYPES[dtype]),
+        "target": np.zeros(20, int),
+        "vector": np.zeros((5, 5), DTYPES[dtype]),
+        "bias": np.zeros(5, DTYPES[dtype]),
+        "vector_bias": np.eye(5)[certain],
+        "softcap": softcap,
+    }
+    product = cpu_engine.call("linear_cross_entropy_hvp", **arguments).bias_product[certain]
+    error = 1e-4 + {"float16": 2.0**-10, "bfloat16": 2.0**-7}.get(dtype, 0.0)
+    right = float(right_product(arguments)[0][1][certain])
+    assert float(product) == pytest.approx(right, rel=error, abs=6e-8 if dtype == "float16" else 0)
 
 
 @pytest.mark.parametrize("K", [0, 3])
