@@ -1,7 +1,7 @@
 """Calls of the compiled functions of losses and of `linear_top_k`, and derivatives of their results.
 
-The rules here are for the second order: a gradient that is computed by such a call may be differentiated once more. First
-derivatives are those of `jax.custom_vjp` in the modules of the functions.
+The rules here are for the second order: they differentiate gradients that such a call has computed. First derivatives
+are those of `jax.custom_vjp` in the modules of the functions.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ def compute(
 
 
 # ---- derivatives -----------------------------------------------------------------------------------------------------
-# A gradient is linear in the upstream gradient of the loss, and its derivative with respect to the input is a product of
-# the Hessian and the tangent. Results beside the gradient have the tangents that follow from their own gradients: JAX
-# asks for all of them, and a compiled program computes those that it uses.
+# A gradient is linear in the upstream gradient of the loss. Its derivative with respect to the input is a product of
+# the Hessian and the tangent. JAX asks for the tangents of all other results as well, which follow from their
+# gradients. A compiled program computes only the tangents that it uses.
 
 
 def refuse_derivatives(operator: str, names: Collection[str], results_have: str) -> None:
@@ -249,6 +249,7 @@ def _hessian_product(settings: Settings, arrays: dict[str, jax.Array], vector: j
         of_rows = _call(settings, results, {**arrays, "vector": jnp.moveaxis(vector, settings.axis, -1)})[0]
         return jnp.moveaxis(of_rows, -1, settings.axis)
 
-    # This is the function of JAX that transposes a linear function by its symmetry, and in batches as well. The equation
-    # whose solution the product would be is never used: the coefficients of it that could be differentiated are above.
+    # Of JAX's functions only this one takes a symmetric linear function as its own transpose and works in batches. The
+    # product stands for the solution of an equation. Its left side is never evaluated: it has no derivative, as it
+    # contains no array.
     return jax.lax.custom_linear_solve(lambda vector: vector, vector, product, symmetric=True)
