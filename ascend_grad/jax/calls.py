@@ -147,7 +147,9 @@ class _Tangents:
         tangents: dict[str, jax.Array],
     ):
         self._settings, self._arrays, self._found = settings, arrays, found
-        self._vector, self._of_upstream = tangents.get("input"), tangents.get("grad_loss")
+        #: The tangent of the input, None if it is 0, as is that of the upstream gradient.
+        self._vector: Any = tangents.get("input")
+        self._of_upstream = tangents.get("grad_loss")
 
     def of(self, name: str) -> Any:
         """Return the tangent of a result, in its dtype."""
