@@ -65,7 +65,8 @@ def cross_entropy(
     Raises
     ------
     NotImplementedError
-        An option is differentiated, or the gradient is differentiated once more.
+        An option is differentiated, the gradient of lse, log_prob or entropy is differentiated once more, or the
+        gradient of the loss is differentiated twice.
     jax.errors.JaxRuntimeError
         The compiled program finds a target that is neither in [0, V) nor `ignore_index`, or a temperature that is not
         positive and finite. `ascend_grad.cross_entropy` has the same message in its `ParamInvalidError`.
@@ -73,8 +74,9 @@ def cross_entropy(
     Notes
     -----
     The gradient of a mean or a sum is computed with the loss, except in float16. Other gradients, and the gradients of
-    outputs, are computed in the backward pass. A `temperature` that is an array may be traced. To divide a mean by a
-    traced number, divide the sum by it.
+    outputs, are computed in the backward pass. The gradient of the loss can be differentiated once more: `jax.hessian`
+    and `jax.jvp` of `jax.grad` compute products as `ascend_grad.cross_entropy_hvp` does. A `temperature` that is an
+    array may be traced. To divide a mean by a traced number, divide the sum by it.
 
     Examples
     --------

@@ -1,11 +1,10 @@
-"""Arguments, calls of compiled functions and derivatives, which losses and `linear_top_k` share."""
+"""Arguments and derivatives of losses, which `linear_top_k` partly shares."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +17,12 @@ from ..operators.options import (
     PER_ROW,
     PER_TARGET,
     is_zero,
-    largest_factor,
-    statistics_for_backward,
 )
 from ..operators.results import loss_result
 from ..operators.table import OPERATORS
 from .arrays import as_array, as_classes, as_floating, check
-from .meshes import aligned, compiled_call, compiled_in_manual_mesh, sharded_as
+from .calls import Settings, accumulator, compute, refuse_derivatives, rows_of, slope_of_logits
+from .meshes import aligned, compiled_in_manual_mesh, sharded_as
 
 #: Options that are one number or an array with a number for each row.
 _NUMBERS_OR_ROWS = tuple(option.name for option in OPTIONS.values() if option.kind == NUMBER_OR_PER_ROW)
@@ -36,92 +34,6 @@ _DIFFERENTIABLE = tuple(output.name for output in OUTPUTS.values() if output.has
 LAYER = ("input", "weight", "bias")
 
 
-class Settings(NamedTuple):
-    """Arguments of a call that are no arrays: constants of the compiled program."""
-
-    operator: str
-    #: The dimension of the classes, counted from the end as a negative number.
-    axis: int
-    outputs: tuple[str, ...]
-    #: Attributes of the compiled function. 0 stands for None.
-    attributes: tuple[tuple[str, str | int | float], ...]
-
-    @property
-    def is_reduced(self) -> bool:
-        """Return whether the loss is one number."""
-        return dict(self.attributes)["reduction"] != "none"
-
-    @property
-    def saved(self) -> tuple[str, ...]:
-        """Return the statistics that the gradient of the outputs of a layer's loss is computed from."""
-        return () if self.operator == "cross_entropy" else statistics_for_backward(self.outputs, dict(self.attributes))
-
-    @property
-    def prob(self) -> tuple[str, ...]:
-        """Return the names of the outputs that are probabilities, whose gradient is computed from them."""
-        return ("prob",) if "prob" in self.outputs else ()
-
-
-def accumulator(input: jax.Array) -> np.dtype:
-    """Return the dtype of losses."""
-    return np.dtype(np.float64 if input.dtype == np.float64 else np.float32)
-
-
-def integers() -> np.dtype:
-    """Return the dtype of indices and counts, which has 32 bits unless JAX has 64."""
-    return jax.dtypes.canonicalize_dtype(np.int64)
-
-
-def rows_of(input: jax.Array, axis: int) -> tuple[int, ...]:
-    """Return the shape of the rows of an array: its own without the dimension of the classes."""
-    return input.shape[:axis] + input.shape[axis:][1:]
-
-
-# ---- calls -----------------------------------------------------------------------------------------------------------
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def call_operator(
-    settings: Settings, results: tuple[tuple[str, jax.ShapeDtypeStruct], ...], arrays: dict[str, jax.Array]
-) -> list[jax.Array]:
-    numbers = {int: np.int64, float: np.float64, str: str}
-    attributes = {
-        "arguments": " ".join(arrays),
-        "results": " ".join(name for name, _ in results),
-        **{name: numbers[type(each)](each) for name, each in settings.attributes},
-    }
-    target, specs = f"ascend_grad_{settings.operator}", [spec for _, spec in results]
-    return compiled_call(target, specs, tuple(arrays.values()), attributes, takes_batches=False)
-
-
-@call_operator.defjvp
-def _refuse_second_order(settings: Settings, *_: object) -> NoReturn:
-    raise NotImplementedError(f"{settings.operator}: the gradient cannot be differentiated once more")
-
-
-def compute(
-    settings: Settings, arrays: dict[str, jax.Array], names: Sequence[str], gradients: Sequence[str]
-) -> dict[str, jax.Array]:
-    """Compute the results of these names, and the gradients with respect to these arrays. No result has derivatives.
-
-    Results of the shape of the logits have the classes in the last dimension.
-    """
-    input = arrays["input"]
-    rows, integer = rows_of(input, settings.axis), integers()
-    results = {}
-    for name in names:
-        output = OUTPUTS.get(name)
-        is_one = settings.is_reduced if output is None else output.is_total
-        shape = arrays["target"].shape if output is not None and output.is_of_targets else rows
-        dtype = integer if output is not None and output.is_integer else accumulator(input)
-        if output is not None and output.is_of_logits:
-            shape, dtype = (*rows, input.shape[settings.axis]), input.dtype
-        results[name] = jax.ShapeDtypeStruct(() if is_one else shape, dtype)
-    for name in gradients:
-        results[f"{name}_grad"] = jax.ShapeDtypeStruct(arrays[name].shape, arrays[name].dtype)
-    return dict(zip(results, call_operator(settings, tuple(results.items()), arrays)))
-
-
 # ---- the gradient ----------------------------------------------------------------------------------------------------
 # Gradients of a mean or a sum are computed with the loss, so that logits are computed once, and scaled later. Gradients
 # of one loss per row are computed later, as upstream gradients must be applied before the sum over the rows. So are
@@ -130,12 +42,12 @@ def compute(
 # the upstream gradients of the loss and the outputs together.
 
 
-def refuse_derivatives(operator: str, others: dict[str, Any], results_have: str) -> None:
+def refuse_perturbed(operator: str, others: dict[str, Any], results_have: str) -> None:
     """Refuse arrays that are differentiated, among those that there are no gradients for."""
-    for name, each in others.items():
-        if each.perturbed and jnp.issubdtype(each.value.dtype, jnp.floating):
-            message = f"{results_have} no gradient for it, got an array that is differentiated"
-            raise NotImplementedError(f"{operator}: {name}: {message} (jax.lax.stop_gradient(array) is not)")
+    perturbed = [
+        name for name, each in others.items() if each.perturbed and jnp.issubdtype(each.value.dtype, jnp.floating)
+    ]
+    refuse_derivatives(operator, perturbed, results_have)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -145,7 +57,7 @@ def _loss(settings: Settings, layer: dict[str, jax.Array], others: dict[str, jax
 
 
 def _loss_forward(settings: Settings, layer: dict[str, Any], others: dict[str, Any]) -> tuple[dict, tuple]:
-    refuse_derivatives(settings.operator, others, "the loss has")
+    refuse_perturbed(settings.operator, others, "the loss has")
     wanted = [name for name, each in layer.items() if each.perturbed]
     arrays = {name: each.value for name, each in (layer | others).items()}
     names = ("loss", *settings.outputs)
@@ -193,18 +105,9 @@ def _gradient_of_prob(
 
     It is composed of JAX's functions, so that it may be differentiated.
     """
-    input, numbers = arrays["input"], dict(settings.attributes)
-    dtype = accumulator(input)
-    largest = largest_factor(dtype == np.float64)
-    p, g = prob.astype(dtype), grad_prob.astype(dtype)
-    gradient = (g - jnp.sum(g * p, -1, keepdims=True)) * p
-    scale = jnp.clip(jnp.asarray(numbers["logit_scale"], dtype), -largest, largest)
-    temperature = jnp.clip(jnp.asarray(arrays.get("temperature", numbers["temperature"]), dtype), 1 / largest, largest)
-    gradient = jnp.moveaxis(gradient * (scale / temperature)[..., None], -1, settings.axis)
-    if numbers["softcap"]:
-        cap = min(max(float(numbers["softcap"]), 1 / largest), largest)
-        gradient *= 1 - jnp.tanh(input.astype(dtype) * (scale / cap)) ** 2
-    return gradient.astype(input.dtype)
+    p, g = (each.astype(accumulator(each)) for each in (prob, grad_prob))
+    gradient = jnp.moveaxis((g - jnp.sum(g * p, -1, keepdims=True)) * p, -1, settings.axis)
+    return (gradient * slope_of_logits(settings, arrays)).astype(prob.dtype)
 
 
 _loss.defvjp(_loss_forward, _loss_backward, symbolic_zeros=True)

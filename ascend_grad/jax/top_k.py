@@ -16,17 +16,8 @@ from ..operators.results import LinearTopK
 from ..operators.signatures import documented
 from ..operators.table import LINEAR_TOP_K
 from .arrays import WORDS
-from .losses import (
-    LAYER,
-    Settings,
-    accumulator,
-    arguments_of,
-    call_operator,
-    compute,
-    in_rows,
-    integers,
-    refuse_derivatives,
-)
+from .calls import Settings, accumulator, call_operator, compute, integers
+from .losses import LAYER, arguments_of, in_rows, refuse_perturbed
 from .meshes import aligned, compiled_in_manual_mesh, sharded_as
 
 _NAME = LINEAR_TOP_K.name
@@ -51,7 +42,7 @@ def _top_k(settings: Settings, layer: dict[str, jax.Array], others: dict[str, ja
 
 
 def _forward(settings: Settings, layer: dict[str, Any], others: dict[str, Any]) -> tuple[list, tuple]:
-    refuse_derivatives(settings.operator, others, "the log-probabilities have")
+    refuse_perturbed(settings.operator, others, "the log-probabilities have")
     # As in the losses, the structure of residuals does not depend on which arrays are differentiated: the rank tells.
     wanted = {name: jnp.zeros((0,) * bool(each.perturbed)) for name, each in layer.items()}
     of_layer, of_rows = ({name: each.value for name, each in arrays.items()} for arrays in (layer, others))

@@ -1,6 +1,7 @@
 """The loss of logits as a function that XLA calls without the interpreter's lock, for `ascend_grad.jax`.
 
-A call names its arguments and results as `cross_entropy` does. Its attributes are ``arguments``, ``results``,
+A call names its arguments and results as `cross_entropy` does, or asks for the product of the Hessian and a vector alone:
+the result ``product`` and the argument ``vector``, both with the classes last. The attributes are ``arguments``, ``results``,
 ``reduction``, ``ignore_index``, ``num_threads`` (0: the default), ``axis`` (counted from the end) and the options that are
 numbers; 0 stands for no ``denominator`` and no ``softcap``.
 """
@@ -10,6 +11,7 @@ from libc.stdint cimport int64_t
 from libc.stdio cimport snprintf
 from libc.string cimport memset
 
+from ascend_grad cimport _cpu
 from ascend_grad._cross_entropy_rows cimport CrossEntropy, scale_of_all
 from ascend_grad._cross_entropy_schedule cimport (
     finish_without_rows,
@@ -19,9 +21,9 @@ from ascend_grad._cross_entropy_schedule cimport (
     prepare_loss,
     run_loss,
 )
-from ascend_grad._kernels cimport AG_FLOAT64
+from ascend_grad._kernels cimport AG_FLOAT64, ag_dtype, ag_widen
 from ascend_grad._loss_options cimport LossOptions, is_dense
-from ascend_grad._memory cimport aligned, allocate, release
+from ascend_grad._memory cimport ALIGNMENT, align_up, aligned, allocate, release
 from ascend_grad._rowwise_kernels cimport ag_row_op
 from ascend_grad._rowwise_plan cimport Plan, Problem, describe
 from ascend_grad._rowwise_schedule cimport choose_threads
@@ -38,6 +40,7 @@ from ascend_grad._xla_frame cimport (
     ag_xla_call_frame,
     ag_xla_error,
     describe_buffer,
+    dtype_of,
     failed,
 )
 from ascend_grad._xla_losses cimport (
@@ -67,6 +70,7 @@ ctypedef struct RowsCall:
     BufferView input
     BufferView prob                   # dense targets
     BufferView out                    # the gradient, or the input if it is not requested
+    bint is_product                   # the product of the Hessian and a vector is requested, and nothing else
     int axis                          # of the classes
     int64_t[MAX_RANK] dims            # of the rows
     int64_t rank
@@ -148,21 +152,38 @@ cdef ag_xla_error *check_values(RowsCall *call) noexcept nogil:
 
 # ---- the function ----------------------------------------------------------------------------------------------------
 
+cdef Py_ssize_t widened_size(const CrossEntropy *x) noexcept nogil:
+    """Return the bytes of the vector in the dtype of tiles; 0 if it has this dtype, that of the logits, already.
+
+    Tiles of 16-bit logits may be float32.
+    """
+    if x.vector == NULL or x.s.plan.tile_dtype == x.s.p.dtype:
+        return 0
+    return align_up(x.o.rows * x.s.p.n * <Py_ssize_t>sizeof(float), ALIGNMENT)
+
+
 cdef ag_xla_error *solve(RowsCall *call) noexcept nogil:
     cdef CrossEntropy *x = &call.x
     cdef Problem p
     cdef Plan serial                  # of the logits as they are; the loss may transform them
     cdef char *workspace
-    cdef Py_ssize_t nbytes
+    cdef char *base
+    cdef Py_ssize_t nbytes, of_vector
     if not describe_problem(call, &p):
-        finish_without_rows(x)
+        if not call.is_product:
+            finish_without_rows(x)
         return NULL
     prepare_loss(x, &p, choose_threads(&p, call.num_threads, &serial))
-    nbytes = loss_workspace_size(x)
+    of_vector = widened_size(x)
+    nbytes = loss_workspace_size(x) + of_vector
     workspace = allocate(nbytes)
     if workspace == NULL:
         return failed(call.c.frame, AG_XLA_RESOURCE_EXHAUSTED, MEMORY)
-    place_loss_workspace(x, aligned(workspace))
+    base = aligned(workspace)
+    if of_vector:
+        ag_widen(_cpu.active(), <ag_dtype>p.dtype, x.vector, <float *>base, p.n * x.o.rows)
+        x.vector = base
+    place_loss_workspace(x, base + of_vector)
     run_loss(x, call.num_threads == 0, NULL)  # raises nothing, as signals are not checked
     release(workspace, nbytes)
     return NULL
@@ -174,15 +195,33 @@ cdef char *full_result(RowsCall *call, const char *name) noexcept nogil:
     return <char *>numbers(&call.c, name, call.input.view.dtype, call.rank + 1, call.dims)
 
 
+cdef void set_vector(RowsCall *call) noexcept nogil:
+    """Describe the vector that the Hessian is multiplied by. It exists if and only if the product is requested."""
+    cdef LossCall *c = &call.c
+    cdef const ag_xla_buffer *vector = argument(c, "vector")
+    require(c, (vector != NULL) == call.is_product)
+    if not c.fits or vector == NULL:
+        return
+    require(c, dtype_of(vector) == call.input.view.dtype and has_dims(vector, call.rank + 1, call.dims))
+    require(c, c.frame.results.size == 1)
+    # There is no Hessian of outputs.
+    require(c, call.x.o.grad_lse == NULL and call.x.o.grad_log_prob == NULL and call.x.o.grad_entropy == NULL)
+    call.x.vector = <const char *>vector.data
+
+
 cdef ag_xla_error *run_in_memory(RowsCall *call) noexcept nogil:
     cdef LossCall *c = &call.c
     cdef ag_xla_error *error
     set_options(c, &call.x.o, call.rank, call.dims, call.input.view.shape[call.axis])
     set_results(c, &call.x.o, call.rank, call.dims)
     call.x.prob, call.x.hessian = full_result(call, "prob"), full_result(call, "hessian_diag")
+    call.is_product = result(c, "product") != NULL
+    if call.is_product:
+        call.x.hessian = full_result(call, "product")
+    set_vector(call)
     if c.fits and is_dense(&call.x.o):
         require(c, has_dims(c.target, call.input.view.ndim, argument(c, "input").dims) and describe_buffer(&call.prob, c.target))
-    require(c, result(c, "loss") != NULL)
+    require(c, call.is_product or result(c, "loss") != NULL)
     call.num_threads = <int>whole_number(c, "num_threads")
     if not is_complete(c):
         return failed(c.frame, AG_XLA_INVALID_ARGUMENT, SHAPES)

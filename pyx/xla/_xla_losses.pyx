@@ -130,7 +130,7 @@ cdef Py_ssize_t memory_size(const LossCall *c) noexcept nogil:
 cdef bint is_matrix(const LossCall *c, int64_t place) noexcept nogil:
     return (
         place == place_of(c.arguments, "input") or place == place_of(c.arguments, "weight")
-        or place == place_of(c.arguments, "target")
+        or place == place_of(c.arguments, "target") or place == place_of(c.arguments, "vector")
     )
 
 

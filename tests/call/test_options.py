@@ -62,7 +62,7 @@ def test_torch_saves_the_entropy_for_such_an_option(with_entropy, monkeypatch):
 
 def test_jax_saves_the_entropy_for_such_an_option(with_entropy):
     pytest.importorskip("jax")
-    from ascend_grad.jax.losses import Settings
+    from ascend_grad.jax.calls import Settings
 
     settings = Settings("linear_cross_entropy", -1, ("lse",), tuple(with_entropy.items()))
     assert settings.saved == ("lse", "entropy")

@@ -55,12 +55,13 @@ def cross_entropy(
     softcap=None, outputs=(),
 ):  # fmt: skip
     z = transformed(jnp.moveaxis(input, axis, -1), temperature, logit_scale, softcap)
-    ids = target[..., None] if target_prob is None else target
-    is_target = ids != ignore_index
+    is_dense = jnp.issubdtype(target.dtype, jnp.floating)
+    ids = jnp.argmax(z, -1)[..., None] if is_dense else target[..., None] if target_prob is None else target
+    is_target = jnp.ones(ids.shape, bool) if is_dense else ids != ignore_index
     is_counted = is_target.any(-1)
     one_hot = jnp.where(is_target[..., None], ids[..., None] == jnp.arange(z.shape[-1]), False)
     probabilities = 1.0 if target_prob is None else jnp.broadcast_to(target_prob, ids.shape)[..., None]
-    chosen = (one_hot * probabilities).sum(-2)
+    chosen = jnp.moveaxis(target, axis, -1).astype(z.dtype) if is_dense else (one_hot * probabilities).sum(-2)
     c = jnp.ones(z.shape[-1]) if class_weight is None else class_weight
     r = jnp.where(is_counted, 1.0 if token_weight is None else token_weight, 0)
     largest = jax.lax.stop_gradient(z.max(-1, keepdims=True))
@@ -69,7 +70,7 @@ def cross_entropy(
     shares = (1 - label_smoothing) * chosen * c + label_smoothing / z.shape[-1] * c
     losses, squares = r * (shares * nll).sum(-1), r * lse_square_scale * lse**2
     if reduction == "mean" and denominator is None:
-        of_losses = (r * (chosen * c).sum(-1)).sum() if target_prob is None else r.sum()
+        of_losses = r.sum() if is_dense or target_prob is not None else (r * (chosen * c).sum(-1)).sum()
         loss = losses.sum() / of_losses + squares.sum() / r.sum()
     else:
         loss = losses + squares
@@ -77,8 +78,9 @@ def cross_entropy(
     predicted = jnp.where(is_counted, z.argmax(-1), -1)
     every = {
         "lse": jnp.where(is_counted, lse, 0),
-        "log_prob": jnp.reshape(-(one_hot * nll[..., None, :]).sum(-1), target.shape),
+        "log_prob": None if is_dense else jnp.reshape(-(one_hot * nll[..., None, :]).sum(-1), target.shape),
         "entropy": jnp.where(is_counted, (jnp.exp(-nll) * nll).sum(-1), 0),
+        "prob": jnp.moveaxis(jnp.where(is_counted[..., None], jnp.exp(-nll), 0), -1, axis),
         "predicted": predicted,
         "correct": (is_counted & (predicted == ids[..., 0])).sum(),
     }
@@ -393,11 +395,37 @@ def not_compiled(case):
     same_or_refused(make, case)
 
 
-@check(["softmax", "log_softmax", "scaled_masked_softmax"])
+#: Cases whose gradient can be differentiated once more.
+SECOND_ORDER = (
+    "softmax",
+    "log_softmax",
+    "scaled_masked_softmax",
+    *(f"cross_entropy {each}" for each in ("mean", "none", "weights")),
+)
+
+
+@check(SECOND_ORDER)
 def gradients_of_gradients(case):
     def make(function):
         program = of_rows(case, function)
         return jax.jit(gradient(case, lambda arrays: total(gradient(case, program)(arrays))))(case.arrays)
+
+    same_or_refused(make, case)
+
+
+@check(SECOND_ORDER[3:])
+def products_of_the_hessian_inside(case):
+    """Products in forward mode, and the gradient of a function of the gradient, of each device's rows."""
+
+    def make(function):
+        def program(arrays):
+            of_input = lambda x: total(function({**arrays, "input": x}))  # noqa: E731
+            gradient, x = jax.grad(of_input), arrays["input"]
+            return jax.jvp(gradient, (x,), (jnp.cos(x),))[1], jax.grad(lambda x: total(gradient(x)))(x)
+
+        spec = specs(case, ("a", "b"))
+        shards = jax.shard_map(program, mesh=mesh_of(2, 2), in_specs=(spec,), out_specs=spec["input"])
+        return jax.jit(shards)(case.arrays)
 
     same_or_refused(make, case)
 
@@ -474,6 +502,21 @@ def explicit(case: Case, program: Callable, arrays: dict[str, Any], spec: dict[s
 @check(FEW)
 def explicit_sharding(case):
     explicit(case, partial(gradient_and_results, case), case.arrays, specs(case, "a"))
+
+
+@check(SECOND_ORDER[3:])
+def explicit_sharding_of_products(case):
+    def program(function):
+        def products(arrays):
+            layer, others = parted(case, arrays)
+            of_layer = jax.grad(lambda layer: total(function({**layer, **others})))
+            return jax.jvp(of_layer, (layer,), (jax.tree.map(jnp.cos, layer),))[1], jax.grad(
+                lambda layer: total(of_layer(layer))
+            )(layer)
+
+        return products
+
+    explicit(case, program, case.arrays, specs(case, "a"))
 
 
 @check(name for name in CASES if name.endswith("several dimensions"))

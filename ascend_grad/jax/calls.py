@@ -1,0 +1,257 @@
+"""Calls of the compiled functions of losses and of `linear_top_k`, and derivatives of their results.
+
+The rules here are for the second order: they differentiate gradients that such a call has computed. First derivatives
+are those of `jax.custom_vjp` in the modules of the functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero, zero_from_primal
+
+from ..operators.options import OUTPUT_GRADIENTS, OUTPUTS, largest_factor, statistics_for_backward
+from .meshes import compiled_call
+
+
+class Settings(NamedTuple):
+    """Arguments of a call that are no arrays: constants of the compiled program."""
+
+    operator: str
+    #: The dimension of the classes, counted from the end as a negative number.
+    axis: int
+    outputs: tuple[str, ...]
+    #: Attributes of the compiled function. 0 stands for None.
+    attributes: tuple[tuple[str, str | int | float], ...]
+
+    @property
+    def is_reduced(self) -> bool:
+        """Return whether the loss is one number."""
+        return dict(self.attributes)["reduction"] != "none"
+
+    @property
+    def saved(self) -> tuple[str, ...]:
+        """Return the statistics that the gradient of the outputs of a layer's loss is computed from."""
+        return () if self.operator == "cross_entropy" else statistics_for_backward(self.outputs, dict(self.attributes))
+
+    @property
+    def prob(self) -> tuple[str, ...]:
+        """Return the names of the outputs that are probabilities, whose gradient is computed from them."""
+        return ("prob",) if "prob" in self.outputs else ()
+
+
+def accumulator(input: jax.Array) -> np.dtype:
+    """Return the dtype of losses."""
+    return np.dtype(np.float64 if input.dtype == np.float64 else np.float32)
+
+
+def integers() -> np.dtype:
+    """Return the dtype of indices and counts, which has 32 bits unless JAX has 64."""
+    return jax.dtypes.canonicalize_dtype(np.int64)
+
+
+def rows_of(input: jax.Array, axis: int) -> tuple[int, ...]:
+    """Return the shape of the rows of an array: its own without the dimension of the classes."""
+    return input.shape[:axis] + input.shape[axis:][1:]
+
+
+# ---- calls -----------------------------------------------------------------------------------------------------------
+
+
+#: Names and types of the results of a call.
+Results = tuple[tuple[str, jax.ShapeDtypeStruct], ...]
+
+
+def _call(settings: Settings, results: Results, arrays: dict[str, jax.Array]) -> list[jax.Array]:
+    numbers = {int: np.int64, float: np.float64, str: str}
+    attributes = {
+        "arguments": " ".join(arrays),
+        "results": " ".join(name for name, _ in results),
+        **{name: numbers[type(each)](each) for name, each in settings.attributes},
+    }
+    target, specs = f"ascend_grad_{settings.operator}", [spec for _, spec in results]
+    return compiled_call(target, specs, tuple(arrays.values()), attributes, takes_batches=False)
+
+
+#: Call a compiled function. The results have derivatives if it is that of `cross_entropy`.
+call_operator = jax.custom_jvp(_call, nondiff_argnums=(0, 1))
+
+
+def compute(
+    settings: Settings, arrays: dict[str, jax.Array], names: Sequence[str], gradients: Sequence[str]
+) -> dict[str, jax.Array]:
+    """Compute the results of these names, and the gradients with respect to these arrays.
+
+    Results of the shape of the logits have the classes in the last dimension.
+    """
+    input = arrays["input"]
+    rows, integer = rows_of(input, settings.axis), integers()
+    results = {}
+    for name in names:
+        output = OUTPUTS.get(name)
+        is_one = settings.is_reduced if output is None else output.is_total
+        shape = arrays["target"].shape if output is not None and output.is_of_targets else rows
+        dtype = integer if output is not None and output.is_integer else accumulator(input)
+        if output is not None and output.is_of_logits:
+            shape, dtype = (*rows, input.shape[settings.axis]), input.dtype
+        results[name] = jax.ShapeDtypeStruct(() if is_one else shape, dtype)
+    for name in gradients:
+        results[f"{name}_grad"] = jax.ShapeDtypeStruct(arrays[name].shape, arrays[name].dtype)
+    return dict(zip(results, call_operator(settings, tuple(results.items()), arrays)))
+
+
+# ---- derivatives -----------------------------------------------------------------------------------------------------
+# A gradient is linear in the upstream gradient of the loss. Its derivative with respect to the input is a product of
+# the Hessian and the tangent. JAX asks for the tangents of all other results as well, which follow from their
+# gradients. A compiled program computes only the tangents that it uses.
+
+
+def refuse_derivatives(operator: str, names: Collection[str], results_have: str) -> None:
+    """Refuse arrays of these names, which are differentiated and which there are no gradients for."""
+    for name in names:
+        message = f"{results_have} no gradient for it, got an array that is differentiated"
+        raise NotImplementedError(f"{operator}: {name}: {message} (jax.lax.stop_gradient(array) is not)")
+
+
+@partial(call_operator.defjvp, symbolic_zeros=True)
+def _differentiate(
+    settings: Settings, results: Results, primals: tuple[dict[str, jax.Array]], tangents: tuple[dict[str, Any]]
+) -> tuple[list[jax.Array], list[Any]]:
+    (arrays,), (given,) = primals, tangents
+    operator, names = settings.operator, [name for name, _ in results]
+    if operator != "cross_entropy":
+        raise NotImplementedError(f"{operator}: the gradient cannot be differentiated once more")
+    moving = {name: each for name, each in given.items() if not isinstance(each, SymbolicZero)}
+    if any(name in arrays for name in OUTPUT_GRADIENTS):
+        outputs = " and ".join(name.removeprefix("grad_") for name in OUTPUT_GRADIENTS if name in arrays)
+        raise NotImplementedError(f"{operator}: the gradient of {outputs} cannot be differentiated once more")
+    refuse_derivatives(operator, [name for name in moving if name not in ("input", "grad_loss")], "the loss has")
+    found = dict(zip(names, call_operator(settings, results, arrays)))
+    of_results = _Tangents(settings, arrays, found, moving)
+    return list(found.values()), [of_results.of(name) for name in names]
+
+
+class _Tangents:
+    """Compute the tangents of results of the loss of logits from those of its input and of its upstream gradient."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        arrays: dict[str, jax.Array],
+        found: dict[str, jax.Array],
+        tangents: dict[str, jax.Array],
+    ):
+        self._settings, self._arrays, self._found = settings, arrays, found
+        #: The tangent of the input, None if it is 0, as is that of the upstream gradient.
+        self._vector: Any = tangents.get("input")
+        self._of_upstream = tangents.get("grad_loss")
+
+    def of(self, name: str) -> Any:
+        """Return the tangent of a result, in its dtype."""
+        result = self._found[name]
+        if name == "input_grad":
+            tangent = self._of_gradient()
+        elif self._vector is None or not jnp.issubdtype(result.dtype, jnp.floating) or name == "hessian_diag":
+            return zero_from_primal(result, symbolic_zeros=True)  # the diagonal of the Hessian has no derivative
+        elif name == "loss":
+            tangent = self._product_of_rows(self._unit_gradient())
+            tangent = tangent if result.ndim else tangent.sum()
+        elif name == "log_prob":
+            tangent = self._of_log_prob()
+        elif name == "prob":
+            p, changes = result.astype(accumulator(result)), self._change_of_logits()
+            tangent = p * (changes - jnp.sum(p * changes, -1, keepdims=True))
+        else:
+            tangent = self._of_statistic(name)
+        return tangent.astype(result.dtype)
+
+    def _of_gradient(self) -> jax.Array:
+        terms = [] if self._vector is None else [_hessian_product(self._settings, self._arrays, self._vector)]
+        if self._of_upstream is not None:
+            factor = self._of_upstream
+            factor = jnp.expand_dims(factor, self._settings.axis) if factor.ndim else factor
+            terms.append((self._unit_gradient() * factor).astype(self._arrays["input"].dtype))
+        return sum(terms[1:], terms[0])
+
+    def _of_statistic(self, name: str) -> jax.Array:
+        """Return the tangent of the lse or of the entropy of each row."""
+        rows, dtype = rows_of(self._arrays["input"], self._settings.axis), accumulator(self._arrays["input"])
+        upstream = {"grad_loss": jnp.zeros((), dtype), f"grad_{name}": jnp.ones(rows, dtype)}
+        return self._product_of_rows(self._gradient(upstream))
+
+    def _of_log_prob(self) -> jax.Array:
+        target, changes = self._arrays["target"], self._change_of_logits()
+        ids = target if target.ndim == changes.ndim else target[..., None]
+        is_target = ids != dict(self._settings.attributes)["ignore_index"]
+        at_targets = jnp.take_along_axis(changes, jnp.where(is_target, ids, 0), -1)
+        tangent = jnp.where(is_target, at_targets - self._of_statistic("lse")[..., None], 0)
+        return tangent.reshape(target.shape)
+
+    def _change_of_logits(self) -> jax.Array:
+        """Return the tangent of the transformed logits, with the classes in the last dimension."""
+        vector = self._vector.astype(accumulator(self._vector)) * slope_of_logits(self._settings, self._arrays)
+        return jnp.moveaxis(vector, self._settings.axis, -1)
+
+    def _product_of_rows(self, gradient: jax.Array) -> jax.Array:
+        """Return the tangent of a result of each row from its gradient."""
+        return jnp.sum(gradient * self._vector.astype(gradient.dtype), self._settings.axis)
+
+    def _unit_gradient(self) -> jax.Array:
+        """Return the gradient of the loss for the upstream gradient 1."""
+        found = self._found.get("input_grad")
+        is_unit = found is not None and found.dtype == accumulator(found) and "grad_loss" not in self._arrays
+        return found if is_unit else self._gradient({})
+
+    def _gradient(self, upstream: dict[str, jax.Array]) -> jax.Array:
+        """Return the gradient for these upstream gradients, which is not rounded to 16 bits."""
+        arrays = {name: each for name, each in self._arrays.items() if name != "grad_loss"}
+        input = arrays["input"].astype(accumulator(arrays["input"]))
+        return compute(self._settings, {**arrays, "input": input, **upstream}, ("loss",), ("input",))["input_grad"]
+
+
+def slope_of_logits(settings: Settings, arrays: dict[str, jax.Array]) -> jax.Array:
+    """Return the derivative of the transformed logits with respect to the input, which broadcasts to its shape.
+
+    It is composed of JAX's functions, so that it may be differentiated.
+    """
+    numbers, dtype = dict(settings.attributes), accumulator(arrays["input"])
+    largest = largest_factor(dtype == np.float64)
+    scale = jnp.clip(jnp.asarray(numbers["logit_scale"], dtype), -largest, largest)
+    temperature = jnp.clip(jnp.asarray(arrays.get("temperature", numbers["temperature"]), dtype), 1 / largest, largest)
+    slope = scale / temperature
+    slope = jnp.expand_dims(slope, settings.axis) if slope.ndim else slope
+    if numbers["softcap"]:
+        cap = min(max(float(numbers["softcap"]), 1 / largest), largest)
+        slope *= 1 - jnp.tanh(arrays["input"].astype(dtype) * (scale / cap)) ** 2
+    return slope
+
+
+@jax.custom_jvp
+def _without_third_order(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return arrays
+
+
+@_without_third_order.defjvp
+def _refuse_third_order(*_: object) -> NoReturn:
+    raise NotImplementedError("cross_entropy: the gradient cannot be differentiated twice")
+
+
+def _hessian_product(settings: Settings, arrays: dict[str, jax.Array], vector: jax.Array) -> jax.Array:
+    """Return the product of the Hessian of the loss and a vector of the shape of the input."""
+    input, arrays = arrays["input"], _without_third_order(arrays)
+    shape = *rows_of(input, settings.axis), input.shape[settings.axis]
+    results = (("product", jax.ShapeDtypeStruct(shape, input.dtype)),)
+
+    def product(_: object, vector: jax.Array) -> jax.Array:
+        of_rows = _call(settings, results, {**arrays, "vector": jnp.moveaxis(vector, settings.axis, -1)})[0]
+        return jnp.moveaxis(of_rows, -1, settings.axis)
+
+    # Of JAX's functions only this one takes a symmetric linear function as its own transpose and works in batches. The
+    # product stands for the solution of an equation. Its left side is never evaluated: it has no derivative, as it
+    # contains no array.
+    return jax.lax.custom_linear_solve(lambda vector: vector, vector, product, symmetric=True)
