@@ -73,7 +73,7 @@ def test_products_of_the_hessian(options, weighted, dtype):
     np.testing.assert_allclose(product, difference, atol=1e-9 if dtype == "float64" else 1e-6)
 
 
-@pytest.mark.parametrize("method", ["trust-ncg", "Newton-CG", "trust-krylov"])
+@pytest.mark.parametrize("method", ["trust-ncg", "Newton-CG"])
 @pytest.mark.parametrize("reference_class", [False, True])
 def test_a_fit_with_second_derivatives(method, reference_class):
     X, y, weight = problem()
