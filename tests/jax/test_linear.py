@@ -80,7 +80,8 @@ def test_every_option_has_the_bits_of_the_call_of_arrays(option, dtype):
         if each is not None:
             assert_identical(np.asarray(each), getattr(right, name))
     if dtype != "float16":  # its gradients are scaled before they are rounded
-        right = ag.linear_cross_entropy(**arrays, **settings)
+        # JAX leaves out unused outputs, which decide whether rows of weight 0 count.
+        right = ag.linear_cross_entropy(**arrays, **{**settings, "outputs": ()})
         assert_same_gradients(jax.grad(lambda layer: function(layer).loss)(layer), right)
 
 
