@@ -44,6 +44,8 @@ from . import (  # noqa: F401
     _linear_rows_streamed,
     _linear_run,
     _linear_schedule,
+    _linear_sparse,
+    _linear_sparse_python,
     _linear_top_k,
     _linear_views,
     _linear_vocab_streamed,

@@ -8,12 +8,16 @@ import reprlib
 import sys
 import warnings
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from . import arrays
 from ._array_types import array_type
 from .errors import ParamInvalidError, ParamTypeError
+
+if TYPE_CHECKING:
+    from .sparse_arrays import SparseRows
 
 MAX_RANK = 8
 #: Maximum number of threads: a runtime that cannot create a thread ends the process.
@@ -81,6 +85,13 @@ def any_array(value: object, name: str, operator: str | None) -> np.ndarray:
         raise ParamTypeError(
             f"{name}: expected an array, got {type(value).__name__}, which does not convert: {error}", operator=operator
         ) from error
+
+
+def sparse_rows(value: object, weight: object, name: str, operator: str) -> SparseRows | None:
+    """Return an argument that is a sparse array as its rows, or None. `weight` decides what integers become."""
+    from . import sparse_arrays  # few calls need it
+
+    return sparse_arrays.SparseRows(value, weight, name, operator) if sparse_arrays.is_sparse(value) else None
 
 
 def _check_dense(value: object, name: str, operator: str | None) -> None:

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from .errors import ParamInvalidError
 from .operators.losses import cross_entropy, linear_cross_entropy
 from .operators.second_order import linear_cross_entropy_hvp
+from .sparse_arrays import is_sparse
 
 __all__ = ["lightgbm_softmax", "scipy_multinomial", "xgboost_softmax"]
 
@@ -161,8 +162,8 @@ class scipy_multinomial:
 
     Parameters
     ----------
-    X : array_like, shape (n_samples, n_features)
-        The features, float32 or float64. Other numbers become float64.
+    X : array_like or sparse array of SciPy, shape (n_samples, n_features)
+        The features, float32 or float64. Other numbers become float64, and other sparse formats CSR.
     y : array_like of int, shape (n_samples,)
         The classes, from 0 on.
     n_classes : int, optional
@@ -214,7 +215,7 @@ class scipy_multinomial:
         reference_class: bool = False,
         num_threads: int | None = None,
     ) -> None:
-        features, target = np.asarray(X), np.asarray(y)
+        features, target = X.tocsr() if is_sparse(X) else np.asarray(X), np.asarray(y)
         if features.ndim != 2 or features.dtype.kind not in "fiub":
             raise ParamInvalidError(
                 f"scipy_multinomial: X: expected numbers of shape (n_samples, n_features), got {features.dtype} of "

@@ -20,6 +20,7 @@ try:
     from scipy.optimize import minimize
     from sklearn.base import BaseEstimator, ClassifierMixin, _fit_context
     from sklearn.exceptions import ConvergenceWarning
+    from sklearn.utils import Tags
     from sklearn.utils._param_validation import Interval, StrOptions
     from sklearn.utils.class_weight import compute_class_weight
     from sklearn.utils.multiclass import check_classification_targets
@@ -83,7 +84,8 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
 
     Notes
     -----
-    float32 data are fitted in float32, all others in float64. Sparse data are refused. The number of threads is that of
+    float32 data are fitted in float32, all others in float64. Sparse arrays of SciPy are fitted without a dense copy;
+    formats other than CSR are converted, and the solver "trust-ncg" refuses them. The number of threads is that of
     `set_num_threads`.
 
     Examples
@@ -127,13 +129,18 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
         self.max_iter = max_iter
         self.warm_start = warm_start
 
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
     @_fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> SoftmaxRegression:
         """Fit the coefficients to samples.
 
         Parameters
         ----------
-        X : array_like, shape (n_samples, n_features)
+        X : array_like or sparse array, shape (n_samples, n_features)
             The features.
         y : array_like, shape (n_samples,)
             The class of each sample.
@@ -145,7 +152,7 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
         SoftmaxRegression
             The estimator.
         """
-        features, labels = validate_data(self, X, y, dtype=[np.float64, np.float32], order="C")
+        features, labels = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], order="C")
         check_classification_targets(labels)
         self.classes_, target = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
@@ -217,7 +224,7 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
 
         Parameters
         ----------
-        X : array_like, shape (n_samples, n_features)
+        X : array_like or sparse array, shape (n_samples, n_features)
             The features.
 
         Returns
@@ -226,7 +233,7 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
             The logits, of two classes the logit of the second.
         """
         check_is_fitted(self)
-        features = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        features = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
         scores = features @ self.coef_.T
         scores += self.intercept_
         return scores[:, 0] if len(self.classes_) == 2 else scores
@@ -236,7 +243,7 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
 
         Parameters
         ----------
-        X : array_like, shape (n_samples, n_features)
+        X : array_like or sparse array, shape (n_samples, n_features)
             The features.
 
         Returns
@@ -252,7 +259,7 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
 
         Parameters
         ----------
-        X : array_like, shape (n_samples, n_features)
+        X : array_like or sparse array, shape (n_samples, n_features)
             The features.
 
         Returns
@@ -267,7 +274,7 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
 
         Parameters
         ----------
-        X : array_like, shape (n_samples, n_features)
+        X : array_like or sparse array, shape (n_samples, n_features)
             The features.
 
         Returns

@@ -553,4 +553,6 @@ def _run(call: Call) -> Any:
 
 
 def run(call: Call, threads: int) -> Any:
+    if call.sparse is not None:
+        call = call.with_arguments({**call.arguments, "input": call.sparse.toarray(call.operator.name)})
     return _run_rowwise(call) if call.operator in ROWWISE else _run(call)

@@ -221,10 +221,11 @@ def linear_cross_entropy(
 
     Parameters
     ----------
-    input : array_like, shape (..., H)
+    input : array_like, shape (..., H), or sparse array of SciPy, shape (BT, H)
         The layer's input; float32, float16, bfloat16 or float64. Integers and truth values become float64, or take the
         dtype of `weight`. The shape without H is that of the rows, called (BT,) here: results with a number for each
-        row also have this shape.
+        row also have this shape. Sparse arrays of float32 or float64 are read in place if they are CSR, and otherwise
+        converted. Elements that are not stored add nothing, not even times infinity.
     target : array_like of any integer dtype, shape (BT,), or (BT, K) with `target_prob`; or floating, shape (BT, V)
         Ids: ``target - vocab_start_index`` is the row of `weight`; or `ignore_index`. An array of any of the four
         floating dtypes holds probabilities of all classes, as in `cross_entropy`. Of tensors of torch_npu any other
@@ -248,7 +249,7 @@ def linear_cross_entropy(
         The loss; float32, or float64 if `input` is float64. A mean over no rows, or whose sum of
         weights is 0, is NaN (and its gradients are 0).
     input_grad : ndarray, shape (BT, H), or None
-        The gradient with respect to `input`, in its dtype.
+        The gradient with respect to `input`, in its dtype; None if `input` is sparse.
     weight_grad : ndarray, shape (V, H), or None
         The gradient with respect to `weight`, in its dtype.
     bias_grad : ndarray, shape (V,), or None
@@ -364,7 +365,8 @@ def linear_cross_entropy_backward(
     lse : array_like, shape (BT,)
         The output of `linear_cross_entropy` with this name, of any of the four dtypes.
     entropy : array_like, shape (BT,), optional
-        The output with this name. It is required if `grad_entropy` is given.
+        The output with this name. It is required if `grad_entropy` is given. With a sparse `input`, the values of both
+        are not read, as they are computed again.
     grad_loss : float or array_like, shape (BT,), optional
         The gradient with respect to the loss, as in `linear_cross_entropy`. Here None stands for 0.
     grad_lse, grad_log_prob, grad_entropy : array_like, shape (BT,), optional
@@ -374,7 +376,7 @@ def linear_cross_entropy_backward(
     Returns
     -------
     input_grad : ndarray, shape (BT, H), or None
-        The gradient with respect to `input`, in its dtype.
+        The gradient with respect to `input`, in its dtype; None if `input` is sparse.
     weight_grad : ndarray, shape (V, H), or None
         The gradient with respect to `weight`, in its dtype.
     bias_grad : ndarray, shape (V,), or None

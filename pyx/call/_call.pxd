@@ -96,6 +96,7 @@ cdef class Operator:
     cdef int out_index  # of the result that `out` is for, if it is one array
     cdef Family family
     cdef int kernels  # an ag_row_op, a LinearKernels, or a LossKernels
+    cdef readonly str sparse  # the parameter that may be a sparse array of SciPy, or an empty text
     cdef int[OPERAND_SLOTS] operand_slots  # row-wise operators: positions of their values, -1 for none
 
 
@@ -115,6 +116,7 @@ cdef class Call:
     cdef bint ran_foreign_code  # whether code of an argument ran, which may have changed an argument that was checked before
     cdef readonly tuple leading  # shape of the rows of a linear operator's input that has not two dimensions; None: it has two
     cdef Py_ssize_t[SIZES] sizes  # BT, H, V, k of a linear operator; -1: not known yet
+    cdef readonly object sparse  # the `SparseRows` of a sparse argument, whose value has the same shape, and no elements; or None
     cdef object by_name
     cdef cnp.ndarray array(self, int slot)
     cdef cnp.ndarray other_array(self, int slot)

@@ -3,6 +3,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from .sparse_arrays import SparseRows
+
 ACCUMULATOR: Final = "accumulator"
 
 class ResultSpec(NamedTuple):
@@ -55,6 +57,7 @@ class Operator:
         optional: str = "",
         mixes: str = "",
         out: str | None = None,
+        sparse: str = "",
         operands: str = "",
         mask: str = "",
         scale: str = "",
@@ -63,6 +66,7 @@ class Operator:
 class Call:
     operator: Operator
     values: list[Any]
+    sparse: SparseRows | None
     @property
     def outs(self) -> tuple[np.ndarray | None, ...]: ...
     @property

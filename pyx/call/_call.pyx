@@ -42,7 +42,6 @@ class ResultSpec(NamedTuple):
 
 # ---- arrays ----------------------------------------------------------------------------------------------------------
 
-
 cdef cnp.ndarray native_vector(cnp.ndarray array):
     """Return the array itself if it is contiguous, aligned and in native byte order, or None, else a copy that is."""
     if array is None or cnp.PyArray_ISCARRAY_RO(array):
@@ -67,7 +66,6 @@ cdef tuple shape_of(cnp.ndarray array):
 
 
 # ---- operators -------------------------------------------------------------------------------------------------------
-
 
 cdef class Check:
     """A condition on the calls of one operator. Its arguments are names of parameters."""
@@ -242,8 +240,8 @@ cdef class Operator:
         `LOSS_KERNELS`.
     out : str, optional
         The result that ``out`` is for, if it is one array; default: the first result.
-    operands, mask, scale : str, optional
-        The parameters that row-wise kernels take: one or two arrays, the mask, and the factor.
+    sparse, operands, mask, scale : str, optional
+        The parameter that may be a sparse array of SciPy; those of row-wise kernels: one or two arrays, mask and factor.
 
     Attributes
     ----------
@@ -257,12 +255,13 @@ cdef class Operator:
 
     def __init__(
         self, str name, str device_name, str parameters, *, str arrays, checks, results, str family, str kernels,
-        value_checks=(), str optional="", str mixes="", str out=None, str operands="", str mask="", str scale="",
+        value_checks=(), str optional="", str mixes="", str out=None, str sparse="", str operands="", str mask="",
+        str scale="",
     ):
         cdef Check check
         cdef Result result
         cdef int i
-        self.name, self.device_name = name, device_name
+        self.name, self.device_name, self.sparse = name, device_name, sparse
         self.family = {"rowwise": ROWWISE, "linear": LINEAR, "losses": LOSSES}[family]
         self.parameters = tuple(parameters.split())
         self.array_names, self.optional_names = tuple(arrays.split()), tuple(optional.split())
@@ -352,7 +351,7 @@ cdef class Call:
         """Return the same call on other arrays of the same shapes."""
         cdef Call other = Call.__new__(Call)
         other.operator, other.device_id, other.axis, other.sizes = self.operator, self.device_id, self.axis, self.sizes
-        other.leading = self.leading
+        other.leading, other.sparse = self.leading, None
         other.first_out, other.second_out = self.first_out, self.second_out
         if self.device_id >= 0:
             other.first_out = other.second_out = None
@@ -407,6 +406,9 @@ cdef class Call:
         view = None
         if kind is None or not kind.is_plain:
             self.ran_foreign_code = True
+        if kind is None and name == self.operator.sparse:
+            self.sparse = arguments.sparse_rows(value, self.values[self.operator.slots["weight"]], name, self.operator.name)
+            view = None if self.sparse is None else self.sparse.stand_in
         if kind is not None:
             view = kind.view_anywhere(value, name, self.operator.name)
         return arguments.converted_by_numpy(value, name, self.operator.name) if view is None else view
@@ -422,7 +424,6 @@ cdef class Call:
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------
-
 
 cdef cnp.ndarray writable_result(Call call, str name, object out, Result result):
     """Check that an entry of ``out`` is None or an array that can hold the result, and return it."""
@@ -600,7 +601,6 @@ def checked(Operator operator not None, list values not None):
 
 
 # ---- results as arrays of the caller's library -----------------------------------------------------------------------
-
 
 cdef int mark_outs_written(Call call) except -1:
     """Tell other libraries that the call is about to write into their arrays."""

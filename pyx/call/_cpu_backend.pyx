@@ -7,8 +7,16 @@ import math
 
 cimport numpy as cnp
 
-from ascend_grad cimport _cross_entropy_python, _linear_hvp, _linear_python, _memory, _rowwise_python
+from ascend_grad cimport (
+    _cross_entropy_python,
+    _linear_hvp,
+    _linear_python,
+    _linear_sparse_python,
+    _memory,
+    _rowwise_python,
+)
 from ascend_grad._call cimport (
+    BT,
     LAYER_HESSIAN,
     LAYER_PRODUCT,
     LOSS,
@@ -20,6 +28,7 @@ from ascend_grad._call cimport (
     TOP_K,
     Call,
     Result,
+    V,
 )
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._memory cimport SIZE_LIMIT
@@ -97,6 +106,11 @@ cdef class Results:
 
 # ---- linear operators ------------------------------------------------------------------------------------------------
 
+cdef bint is_sparse(Call call) except -1:
+    """Return whether the nonzeros of a sparse input matter. Without rows or classes nothing of the input does."""
+    return call.sparse is not None and call.sizes[BT] > 0 and call.sizes[V] > 0
+
+
 cdef object linear(Call call, int threads):
     cdef Results results
     if call.operator.kernels == STATISTICS:
@@ -106,7 +120,10 @@ cdef object linear(Call call, int threads):
     if call.operator.kernels == LAYER_HESSIAN:
         return _linear_hvp.hessian(call, threads)
     results = Results(call)
-    _linear_python.compute(call, results.arrays, threads)
+    if is_sparse(call):
+        _linear_sparse_python.compute(call, results.arrays, threads)
+    else:
+        _linear_python.compute(call, results.arrays, threads)
     return results.deliver()
 
 
@@ -144,6 +161,8 @@ cdef object linear_workspace_size(Call call, int threads):
     if call.operator.kernels == LOSS or call.operator.kernels == LOSS_GRADIENT or call.operator.kernels == TOP_K:
         # Options that are arrays follow the matrices and the target. They are copied as float64.
         size += sum([8 * each.size for each in call.values[3:] if cnp.PyArray_CheckExact(each)])
+    if is_sparse(call):
+        return size + _linear_sparse_python.workspace_bound_of(call, shapes_of_results(call), threads)
     return size + _linear_python.workspace_bound_of(call, shapes_of_results(call))
 
 
@@ -157,6 +176,8 @@ cdef tuple plan_and_threads(Call call, int threads):
         return *_linear_hvp.plan_and_threads(call, threads), None
     if call.operator.kernels == STATISTICS or call.operator.kernels == LOSS_OF_STATISTICS:
         return *_linear_python.plan_and_threads(call, None, threads), None  # their results may fit no memory
+    if is_sparse(call):
+        return *_linear_sparse_python.plan_and_threads(call, shapes_of_results(call), threads), None
     return *_linear_python.plan_and_threads(call, shapes_of_results(call), threads), None
 
 

@@ -10,6 +10,7 @@ from ascend_grad._checks cimport Floating, Number, Shape, integer_between, rows_
 from ascend_grad._dtypes cimport dtype_of, native_dtype
 from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_dtype
 from ascend_grad._linear_schedule cimport least_workspace_of_sizes
+from ascend_grad._linear_sparse cimport least_sparse_workspace
 from ascend_grad._target_checks cimport advice_on_one_hot, is_dense
 
 from . import arguments
@@ -139,9 +140,19 @@ cdef class ValidOutputMask(Check):
         if (
             type(value) is tuple and len(value) == 2 and type(value[0]) is bool and type(value[1]) is bool
         ):
+            self.leave_out_sparse(call, value)
             return 0
         call.ran_foreign_code = True
         call.values[self.slots[0]] = arguments.pair_of_truth_values(value, "output_mask", call.operator.name)
+        self.leave_out_sparse(call, call.values[self.slots[0]])
+        return 0
+
+    cdef int leave_out_sparse(self, Call call, tuple mask) except -1:
+        """Leave out the gradient of a sparse input, and refuse to compute it alone."""
+        if call.sparse is not None and mask[0]:
+            if not mask[1]:
+                call.fail("output_mask", "(True, True) or (False, True), as a sparse input has no gradient", mask)
+            call.values[self.slots[0]] = (False, True)
         return 0
 
 
@@ -164,6 +175,8 @@ cpdef object least_workspace(Call call):
     first, second = call.values[slots["output_mask"]]
     if with_statistics and not call.values[slots["return_grad"]]:
         first = second = False
+    if call.sparse is not None:
+        return least_sparse_workspace(<ag_dtype>dtype_of(input), call.sizes[V], call.sizes[H], second)
     return least_workspace_of_sizes(
         <ag_dtype>dtype_of(input), call.sizes[BT], call.sizes[V], call.sizes[H], with_logits, with_statistics, first, second,
         call.has_out or cnp.PyArray_ITEMSIZE(input) == 2, is_loss, 0

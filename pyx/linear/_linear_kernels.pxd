@@ -139,6 +139,31 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
     void ag_list_order_complete(ag_list_order *order, Py_ssize_t task)
     bint ag_list_order_has_next(const ag_list_order *order)
 
+    enum:
+        AG_SPARSE_OUTSIDE
+        AG_SPARSE_UNSORTED
+
+    ctypedef struct ag_sparse_rows:
+        const void *values
+        const void *indices
+        int is_wide
+        const int64_t *starts
+        int64_t features
+        int is_unsorted
+
+    ctypedef struct ag_sparse_task:
+        Py_ssize_t classes
+        Py_ssize_t pitch
+        Py_ssize_t row
+        Py_ssize_t row_end
+        Py_ssize_t first_row
+        void *p
+        const void *weight
+        const void *bias
+        void *sums
+        int64_t feature
+        int64_t feature_end
+
     ctypedef struct ag_packed:
         int weight_is_left
         ag_rows left
@@ -222,5 +247,9 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         void (*columns_to_product)(const ag_linear_block *block, void *tile) noexcept nogil
         void (*sum_tile)(const ag_linear_block *block, const void *tile, double *sums) noexcept nogil
         void (*losses)(const double *rest, const void *predicted, const void *max, Py_ssize_t n, double *to) noexcept nogil
+        Py_ssize_t (*sparse_pitch)(Py_ssize_t classes) noexcept nogil
+        int (*sparse_check)(const ag_sparse_rows *x, Py_ssize_t row, Py_ssize_t row_end) noexcept nogil
+        void (*sparse_logits)(const ag_sparse_rows *x, const ag_sparse_task *task) noexcept nogil
+        void (*sparse_sums)(const ag_sparse_rows *x, const ag_sparse_task *task) noexcept nogil
 
     const ag_linear_kernels *ag_linear_kernels_of(ag_variant variant, ag_dtype dtype)

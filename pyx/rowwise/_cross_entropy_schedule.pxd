@@ -8,3 +8,4 @@ cdef Py_ssize_t loss_workspace_size(CrossEntropy *x) noexcept nogil
 cdef Py_ssize_t place_loss_workspace(CrossEntropy *x, char *base) noexcept nogil
 cdef int run_loss(CrossEntropy *x, bint default_threads, double *last_check) except -1 nogil
 cdef void finish_without_rows(CrossEntropy *x) noexcept nogil
+cdef void set_factors(CrossEntropy *x) noexcept nogil

@@ -235,12 +235,17 @@ cdef void set_class_weights(CrossEntropy *x) noexcept nogil:
     ag_fpenv_leave(mode)
 
 
-cdef int run_loss(CrossEntropy *x, bint default_threads, double *last_check) except -1 nogil:
-    """Compute the loss in its workspace; see `_tasks.run_team` for the arguments."""
+cdef void set_factors(CrossEntropy *x) noexcept nogil:
+    """Set what all rows have in common, but for the denominators."""
     set_class_weights(x)
-    set_denominators(&x.o, x.denominators, last_check)
     x.scale, x.inverse_temperature = scale_of_all(x), inverse_of(&x.o, x.o.temperature)
     x.outer_slope = logit_scale_of(&x.o) / factor_of(&x.o)
+
+
+cdef int run_loss(CrossEntropy *x, bint default_threads, double *last_check) except -1 nogil:
+    """Compute the loss in its workspace; see `_tasks.run_team` for the arguments."""
+    set_factors(x)
+    set_denominators(&x.o, x.denominators, last_check)
     _tasks.run_team(
         run_phases, x, x.s.plan.threads, default_threads, x.s.plan.threads * x.s.plan.cost, last_check
     )

@@ -300,11 +300,11 @@ class Table:
 )
 def test_sparse_arrays_and_tables(value, message, position):
     """The message names the call that makes an array."""
-    arguments: list = [np.eye(3), np.eye(3), np.zeros(3, int)]
+    arguments: list = [np.eye(3), np.eye(3), np.zeros(3, int), 0, 3]
     arguments[position] = value
     name = ("input", "weight", "target")[position]
     with pytest.raises(ag.ParamTypeError, match=re.escape(f"{name}: {message.format(name)}")):
-        ag.linear_cross_entropy(*arguments)
+        ag.fused_linear_online_max_sum(*arguments)
 
 
 @pytest.mark.parametrize("half", [Fraction(1, 2), Decimal("0.5")])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from samples import generator
+from scipy import sparse
 from scipy.optimize import approx_fprime, minimize
 from scipy.special import log_softmax
 
@@ -144,3 +145,16 @@ def test_integers_become_float64():
 def test_refused(X, y, name):
     with pytest.raises(ag.ParamInvalidError, match=f"scipy_multinomial: {name}: expected"):
         scipy_multinomial(X, y)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int64"])
+@pytest.mark.parametrize("kind", ["csr_array", "csr_matrix", "csc_array"])
+def test_sparse_features(dtype, kind):
+    X, y, weight = problem()
+    X = np.where(np.abs(X) < 0.7, 0, 3 * X).astype(dtype)
+    options: dict[str, Any] = {"l2": 0.3, "sample_weight": weight, "reference_class": True}
+    found, right = scipy_multinomial(getattr(sparse, kind)(X), y, **options), scipy_multinomial(X, y, **options)
+    w = generator("point", len(right.x0)).normal(size=len(right.x0))
+    tolerance = 1e-5 if dtype == "float32" else 1e-12
+    assert found.fun(w) == pytest.approx(right.fun(w), rel=tolerance)
+    np.testing.assert_allclose(found.jac(w), right.jac(w), atol=tolerance)

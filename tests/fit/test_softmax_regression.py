@@ -119,11 +119,19 @@ def test_names_of_classes():
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(X), model.predict(X))
 
 
-def test_sparse_data_are_refused():
-    X, y = classified(30, 4, 3)
-    assert not get_tags(SoftmaxRegression()).input_tags.sparse
-    with pytest.raises(TypeError, match="dense data is required"):
-        SoftmaxRegression().fit(sparse.csr_array(X), y)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["csr_array", "csr_matrix", "csc_array", "coo_matrix"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_sparse_data(dtype, kind, classes):
+    X, y = classified(300, 6, classes)
+    X[np.abs(X) < 0.7] = 0
+    X = X.astype(dtype)
+    assert get_tags(SoftmaxRegression()).input_tags.sparse
+    rows = getattr(sparse, kind)(X)
+    model, dense = SoftmaxRegression(tol=1e-5).fit(rows, y), SoftmaxRegression(tol=1e-5).fit(X, y)
+    assert model.coef_.dtype == dtype
+    np.testing.assert_allclose(model.coef_, dense.coef_, atol=2e-3 if dtype == "float32" else 1e-4)
+    np.testing.assert_allclose(model.predict_proba(rows), model.predict_proba(X), rtol=1e-5)
 
 
 def test_errors():

@@ -32,7 +32,10 @@ LAYERS = (
         ),
     ),
     ("the Ascend libraries", "ascend/_acl ascend/_aclnn_types ascend/_aclnn"),
-    ("arrays, arguments, settings, options", "arrays/_array_types arrays arguments config operators.options"),
+    (
+        "arrays, arguments, settings, options",
+        "arrays/_array_types arrays sparse_arrays arguments config operators.options",
+    ),
     (
         "CPU schedules",
         (
@@ -44,7 +47,7 @@ LAYERS = (
             "linear/_linear_run linear/_linear_packing linear/_linear_partial_sums linear/_linear_results "
             "linear/_linear_packed linear/_linear_vocab_streamed linear/_linear_rows_streamed linear/_linear_features "
             "linear/_linear_top_k linear/_linear_schedule linear/_linear_loss linear/_linear_views "
-            "linear/_linear_hvp_streamed"
+            "linear/_linear_hvp_streamed linear/_linear_sparse"
         ),
     ),
     ("the call and its checks", "call/_call call/_checks call/_target_checks call/_loss_checks"),
@@ -52,7 +55,7 @@ LAYERS = (
         "CPU schedules of arrays",
         (
             "loss/_loss_arguments rowwise/_rowwise_python rowwise/_cross_entropy_python linear/_linear_python "
-            "linear/_linear_hvp"
+            "linear/_linear_hvp linear/_linear_sparse_python"
         ),
     ),
     (

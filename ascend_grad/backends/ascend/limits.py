@@ -326,6 +326,8 @@ def _first_absent(names: Iterable[str], state: State) -> str | None:
 
 def unsupported_reason(call: Call, state: State) -> Unsupported | None:
     """Return why the device that was found does not take this valid call, None if it does."""
+    if call.sparse is not None:
+        return _unsupported(call, UnsupportedDeviceError, "sparse arrays are computed on the CPU")
     limits = LIMITS.get(call.operator.name)
     is_by_fused = call.operator.name in FUSED_LIMITS and is_fused(call, state)
     if is_by_fused:

@@ -71,6 +71,7 @@
 #include "skinny_epilogue.h"
 #include "skinny_loss.h"
 #include "skinny_top_k.h"
+#include "sparse.h"
 #endif
 
 static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
@@ -130,6 +131,10 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .columns_to_product = SUMS(columns_to_product),
     .sum_tile = SUMS(sum_tile),
     .losses = SUMS(losses),
+    .sparse_pitch = SUMS(sparse_pitch),
+    .sparse_check = SUMS(sparse_check),
+    .sparse_logits = SUMS(sparse_logits),
+    .sparse_sums = SUMS(sparse_sums),
 };
 
 #undef AG_BY_DTYPE

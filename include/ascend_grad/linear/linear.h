@@ -65,6 +65,7 @@
  * sweep. logits.h has what all epilogues share, row by row: the transformation of products to logits, further statistics,
  * and the gradient of the general loss, whose formulas are in loss_row.h. top_k.h and skinny_top_k.h have the largest logits
  * of each row. skinny_rows.h, skinny_logits.h, skinny_grads.h, skinny_epilogue.h and skinny_loss.h have the unpacked products.
+ * sparse.h and sparse_rows.h have the products with sparse rows.
  * kernels.h makes the table for one kind of arithmetic and one instruction set. foreach_kind.h includes it for float32 and
  * float64; dot.h, amx.h and bfmmla.h include it by pairs.h, for pairs of bfloat16.
  *
@@ -72,6 +73,9 @@
  * used. Chains are combined with compensation (Knuth's two-sum). Blocks and chunks add partial sums to a result, with
  * compensation if memory for it is given. A plan gives this memory if there are more than 64 partial sums. The order depends
  * on shapes and on the bytes of the workspace, so results do not depend on the number of threads.
+ *
+ * With sparse rows, the nonzeros of a row are added in their order, those with even and those with odd places in a sum each.
+ * Both sums are added, and then the bias. The gradient of the weight adds the nonzeros of a feature row by row, in one sum.
  *
  * Statistics of a row. A packed logit is the sum of its terms in the order of the features: in chains of equal length, at most
  * AG_CHAIN (AG_AMX_CHAIN) terms, that are combined with compensation. Maximum and sum of exponentials of a panel are computed
@@ -207,6 +211,33 @@ typedef struct {
     void *floors;     /* acc_t (BT,): k logits of the row are at least as large; threads share them. NULL: none */
 } ag_top_k;
 
+enum {
+    AG_SPARSE_OUTSIDE = 1,  /* some feature is not in [0, H) */
+    AG_SPARSE_UNSORTED = 2, /* some feature is smaller than the one before it in its row */
+};
+
+/* Rows of X in the format CSR, whose structure was checked. A feature may occur several times in a row. */
+typedef struct {
+    const void *values;    /* (nonzeros,) accumulators */
+    const void *indices;   /* (nonzeros,) their features, int32 or int64 */
+    int is_wide;           /* the features are int64 */
+    const int64_t *starts; /* (BT + 1,) the first nonzero of each row, and the number of nonzeros */
+    int64_t features;      /* H */
+    int is_unsorted;       /* the features of some row do not increase */
+} ag_sparse_rows;
+
+/* Rows [row, row_end) of X, and what a product with their nonzeros reads and writes. Arrays end with a vector of padding. */
+typedef struct {
+    ptrdiff_t classes, pitch;
+    ptrdiff_t row, row_end;
+    ptrdiff_t first_row;           /* the row of X that is the first of P */
+    void *p;                       /* (rows, classes) logits, or P */
+    const void *weight;            /* (H, pitch) the weight, transposed */
+    const void *bias;              /* (pitch,) or NULL */
+    void *sums;                    /* (H, pitch) the gradient of the weight, transposed */
+    int64_t feature, feature_end;  /* the features that are added to */
+} ag_sparse_task;
+
 /* The lists of tasks, which are merged in the order of the vocabulary while later tasks run. */
 typedef struct {
     ptrdiff_t tasks;
@@ -329,6 +360,11 @@ typedef struct {
     void (*sum_tile)(const ag_linear_block *block, const void *tile, double *sums);
     /* Compute the losses of n rows from their statistics, in float64. */
     void (*losses)(const double *rest, const void *predicted, const void *max, ptrdiff_t n, double *to);
+    /* Sparse rows, see sparse.h: the pitch of transposed weights; the logits of rows; the gradient of the weight. */
+    ptrdiff_t (*sparse_pitch)(ptrdiff_t classes);
+    int (*sparse_check)(const ag_sparse_rows *x, ptrdiff_t row, ptrdiff_t row_end); /* flags of the rows' features */
+    void (*sparse_logits)(const ag_sparse_rows *x, const ag_sparse_task *task);
+    void (*sparse_sums)(const ag_sparse_rows *x, const ag_sparse_task *task);
 } ag_linear_kernels;
 
 /* ---- instantiation: every kind of arithmetic for every instruction set --------------------------------------------------- */

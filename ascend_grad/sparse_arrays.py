@@ -1,0 +1,104 @@
+"""Sparse arrays of SciPy: which are taken, and their parts. SciPy itself is not imported."""
+
+from __future__ import annotations
+
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import ParamInvalidError, ParamTypeError
+
+
+class SparseRows:
+    """A sparse matrix as rows of nonzeros (CSR), in native byte order. `check` looks at its elements.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    data : ndarray of float32 or float64, shape (nonzeros,)
+    indices : ndarray of int32 or int64, shape (nonzeros,)
+        The columns of the nonzeros. A column may occur several times in a row, and they may have any order.
+    starts : ndarray of int64, shape (rows + 1,)
+        The first nonzero of each row, and the number of nonzeros.
+    """
+
+    def __init__(self, matrix: Any, weight: Any, name: str, operator: str) -> None:
+        if matrix.ndim != 2:
+            got = f"{type(matrix).__name__} of shape {tuple(matrix.shape)}"
+            raise ParamInvalidError(f"{name}: expected a sparse array with 2 dimensions, got {got}", operator=operator)
+        if matrix.format != "csr":
+            matrix = _as_csr(matrix, name, operator)
+        self.shape = int(matrix.shape[0]), int(matrix.shape[1])
+        dtype = matrix.data.dtype.newbyteorder("=")
+        if dtype.kind in "biu":
+            of_weight = getattr(weight, "dtype", None)
+            is_narrow = isinstance(of_weight, np.dtype) and of_weight.newbyteorder("=") == np.float32
+            dtype = np.dtype(np.float32 if is_narrow else np.float64)
+        elif dtype not in (np.float32, np.float64):
+            message = f"{name}: expected a sparse array of float32, float64 or integers, got {dtype}"
+            raise ParamTypeError(message, operator=operator)
+        parts = matrix.data, matrix.indices, matrix.indptr
+        if any(type(each) is not np.ndarray or each.ndim != 1 for each in parts) or any(
+            each.dtype.kind not in "iu" for each in parts[1:]
+        ):
+            message = f"{name}: expected a sparse array whose data, indices and indptr are vectors, got other objects"
+            raise ParamTypeError(message, operator=operator)
+        if len(matrix.indptr) != self.shape[0] + 1:
+            message = f"{name}: expected {self.shape[0] + 1} elements of indptr, got {len(matrix.indptr)}"
+            raise ParamInvalidError(message, operator=operator)
+        wide = matrix.indices.dtype.itemsize != 4 or matrix.indices.dtype.kind == "u"
+        self.data = np.require(matrix.data, dtype, ["C", "A"])
+        self.indices = np.require(matrix.indices, np.int64 if wide else np.int32, ["C", "A"])
+        self.starts = np.require(matrix.indptr, np.int64, ["C", "A"])
+
+    @property
+    def nonzeros(self) -> int:
+        """Return the number of stored elements, which `starts` may not use up."""
+        return min(len(self.data), len(self.indices))
+
+    @property
+    def stand_in(self) -> NDArray:
+        """Return an array of the same shape and dtype, without memory for its elements, which are all 0."""
+        return np.broadcast_to(np.zeros((), self.data.dtype), self.shape)
+
+    def refuse_starts(self, operator: str) -> None:
+        """Raise the error about starts of rows that no valid array has."""
+        _refuse("indptr does not begin with 0, descends, or ends beyond the elements", operator)
+
+    def refuse_columns(self, operator: str) -> None:
+        """Raise the error about the column of an element."""
+        _refuse(f"an index of a column is not in [0, {self.shape[1]})", operator)
+
+    def toarray(self, operator: str) -> NDArray:
+        """Return the elements as a dense array. Elements of one place are added up."""
+        starts = self.starts
+        if starts[0] != 0 or starts[-1] > self.nonzeros or (np.diff(starts) < 0).any():
+            self.refuse_starts(operator)
+        indices = self.indices[: starts[-1]]
+        if len(indices) and (indices.min() < 0 or indices.max() >= self.shape[1]):
+            self.refuse_columns(operator)
+        dense = np.zeros(self.shape, self.data.dtype)
+        rows = np.repeat(np.arange(self.shape[0]), np.diff(starts))
+        np.add.at(dense, (rows, indices), self.data[: starts[-1]])
+        return dense
+
+
+def _refuse(reason: str, operator: str) -> None:
+    raise ParamInvalidError(f"input: expected a valid sparse array, but {reason}", operator=operator)
+
+
+def is_sparse(value: object) -> TypeGuard[Any]:
+    """Return whether a value is a sparse array or matrix of SciPy."""
+    is_of_scipy = any(each.__module__.startswith("scipy.sparse.") for each in type(value).__mro__)
+    return is_of_scipy and hasattr(value, "tocsr")
+
+
+def _as_csr(matrix: Any, name: str, operator: str) -> Any:
+    """Return a sparse array of another format as CSR."""
+    try:
+        if hasattr(matrix, "check_format"):  # SciPy's conversion would read beyond the arrays
+            matrix.check_format(full_check=True)
+        return matrix.tocsr()
+    except ValueError as error:
+        raise ParamInvalidError(f"{name}: expected a valid sparse array, but {error}", operator=operator) from error

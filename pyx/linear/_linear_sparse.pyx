@@ -1,0 +1,430 @@
+"""The loss of a linear layer whose input is sparse, and the gradients of weight and bias, without Python.
+
+The weight is transposed once. Rows are then computed in blocks: their logits, from the nonzeros (`sparse.h`); losses,
+outputs and P, by the phases of `cross_entropy`, which overwrite the logits; what P and the nonzeros add to the gradient of
+the weight, transposed as well. Each thread adds to a range of the features, so that the order of a sum is that of the rows.
+
+The caller owns the memory. It fills in the first fields of a `SparseLoss`, calls `are_starts_valid` and `prepare_sparse`,
+allocates `sparse_workspace_size` bytes, calls `place_sparse_workspace` and `run_sparse`.
+"""
+
+from libc.stdint cimport int32_t, int64_t
+from libc.string cimport memset
+
+from ascend_grad cimport _cpu, _tasks, _threads
+from ascend_grad._cross_entropy_rows cimport CrossEntropy, scale_of_all
+from ascend_grad._cross_entropy_schedule cimport (
+    loss_workspace_size,
+    place_loss_workspace,
+    plan_of,
+    prepare_loss,
+    set_factors,
+)
+from ascend_grad._cross_entropy_tasks cimport run_phases
+from ascend_grad._kernels cimport (
+    AG_FLOAT64,
+    ag_copy_3d,
+    ag_dim,
+    ag_fpenv,
+    ag_fpenv_enter,
+    ag_fpenv_leave,
+    ag_itemsize,
+    ag_sums_total_of_all,
+)
+from ascend_grad._linear_kernels cimport AG_SPARSE_OUTSIDE, AG_SPARSE_UNSORTED, ag_sparse_task
+from ascend_grad._linear_plan cimport kernels_for
+from ascend_grad._linear_problem cimport Problem as LinearProblem
+from ascend_grad._linear_problem cimport VECTOR_PADDING, largest_bias, round_bias
+from ascend_grad._loss_options cimport (
+    REDUCTION_NONE,
+    LossOptions,
+    is_dense,
+    is_ignored,
+    set_denominators,
+    target_at,
+    write_reduced,
+)
+from ascend_grad._memory cimport ALIGNMENT, Arena, arena_alloc, ceil_div
+from ascend_grad._rowwise_plan cimport B, Problem, describe
+from ascend_grad._tasks cimport Team
+from ascend_grad._views cimport View
+
+cdef enum:
+    BLOCK_BYTES = 1 << 20             # bytes of the nonzeros and the logits of a block, about, which then stay in L2
+    LEAST_BLOCK = 64                  # rows of the smallest block, of which all blocks but the last have a multiple
+    LOSS_BYTES = 3 << 20              # what the loss of a small block takes at most, in the least workspace
+    FEATURES = 512                    # features that are transposed together
+    BIAS_ROWS = 1 << 10               # rows whose P is added up together
+    SAMPLES = 1 << 14                 # nonzeros whose features decide how features are cut
+    BINS = 1 << 10                    # ranges of features that are counted
+
+# Nanoseconds of one thread, as measured, for the number of threads.
+cdef double NS_OF_NONZERO = 1.5           # and once more for each cache line of classes
+cdef double NS_OF_LOGIT = 1.0
+cdef double NS_OF_WEIGHT = 0.5
+
+
+# ---- structure -------------------------------------------------------------------------------------------------------
+
+cdef extern from *:
+    """
+    static void ag_set_flag(int *flag) { __atomic_store_n(flag, 1, __ATOMIC_RELAXED); }
+    """
+    void set_flag "ag_set_flag"(int *flag) noexcept nogil
+
+
+cdef bint are_starts_valid(const SparseLoss *s) noexcept nogil:
+    """Return whether the nonzeros of the rows follow one another, within those that there are."""
+    cdef const int64_t *starts = s.x.starts
+    cdef bint descends = starts[0] != 0 or starts[s.rows] > s.nonzeros
+    cdef Py_ssize_t i
+    for i in range(s.rows):
+        descends = descends | (starts[i + 1] < starts[i])
+    return not descends
+
+
+cdef bint check_rows(SparseLoss *s, Py_ssize_t row, Py_ssize_t row_end) noexcept nogil:
+    """Return whether all features of some rows exist, and find out whether they are sorted. Threads share the answers."""
+    cdef int flags = s.kernels.sparse_check(&s.x, row, row_end)
+    if flags & AG_SPARSE_UNSORTED:
+        set_flag(&s.x.is_unsorted)
+    if flags & AG_SPARSE_OUTSIDE:
+        set_flag(&s.is_outside)
+    return not flags & AG_SPARSE_OUTSIDE
+
+
+# ---- workspace -------------------------------------------------------------------------------------------------------
+
+cdef Py_ssize_t transposed_bytes(const SparseLoss *s) noexcept nogil:
+    return (s.x.features * s.pitch + VECTOR_PADDING) * s.itemsize
+
+
+cdef Py_ssize_t logits_bytes(const SparseLoss *s, Py_ssize_t rows) noexcept nogil:
+    return (rows * s.weight.shape[0] + VECTOR_PADDING) * s.itemsize
+
+
+cdef Py_ssize_t least_sparse_workspace(
+    ag_dtype dtype, Py_ssize_t vocab, Py_ssize_t hidden, bint with_weight_grad
+) noexcept nogil:
+    """Return the least `workspace_bytes`: the transposed matrices, and a small block."""
+    cdef Py_ssize_t itemsize = ag_itemsize[<int>dtype]
+    cdef Py_ssize_t matrix = (hidden * kernels_for(dtype).sparse_pitch(vocab) + VECTOR_PADDING) * itemsize
+    return (2 if with_weight_grad else 1) * matrix + (LEAST_BLOCK * vocab + VECTOR_PADDING) * itemsize + LOSS_BYTES
+
+
+cdef double sparse_cost(const SparseLoss *s) noexcept nogil:
+    """Return the estimated nanoseconds on one thread."""
+    cdef double products = 1 + (s.weight_grad.data != NULL)
+    cdef double lines = 1 + <double>s.pitch * s.itemsize / 64
+    cdef double vocab = s.weight.shape[0]
+    cdef double of_products = NS_OF_NONZERO * lines * s.nonzeros + NS_OF_WEIGHT * vocab * s.x.features
+    return products * of_products + NS_OF_LOGIT * vocab * s.rows
+
+
+cdef int expected_sparse_threads(const SparseLoss *s, int asked) noexcept nogil:
+    """Return the number of threads of calls that follow one another."""
+    return _threads.expected_threads(sparse_cost(s), asked)
+
+
+cdef int choose_sparse_threads(SparseLoss *s, int asked) noexcept nogil:
+    """Choose the number of threads of a call. `asked` is the caller's number, or 0 for the default."""
+    s.itemsize = ag_itemsize[<int>s.dtype]
+    s.pitch = kernels_for(s.dtype).sparse_pitch(s.weight.shape[0])
+    return _threads.choose_num_threads(sparse_cost(s), asked)
+
+
+cdef void describe_block(SparseLoss *s, CrossEntropy *x, Py_ssize_t rows) noexcept nogil:
+    """Describe the loss of as many rows as a block, and choose its plan."""
+    cdef Problem p
+    cdef View logits, numbers, prob = s.prob
+    cdef Py_ssize_t[2] of_numbers
+    memset(x, 0, sizeof(CrossEntropy))
+    s.shape[0], s.shape[1] = rows, s.weight.shape[0]
+    s.strides[0], s.strides[1] = s.shape[1] * s.itemsize, s.itemsize
+    of_numbers[0], of_numbers[1] = 1, 0
+    x.o = s.o
+    x.o.rows, x.o.is_double, x.return_grad = rows, s.dtype == AG_FLOAT64, s.weight_grad.data != NULL or s.with_bias_grad
+    logits.data, logits.ndim, logits.shape, logits.strides = s.logits, 2, s.shape, s.strides
+    logits.itemsize, logits.dtype, logits.swapped = s.itemsize, s.dtype, False
+    numbers = logits
+    numbers.data, numbers.strides, numbers.itemsize = NULL, of_numbers, 1
+    if not is_dense(&x.o):
+        prob = logits
+    describe(&p, plan_of(x, s.shape[1], False), &logits, &prob, &numbers, &logits, 1, scale_of_all(x))
+    prepare_loss(x, &p, s.threads)
+
+
+cdef void describe_blocks(SparseLoss *s) noexcept nogil:
+    describe_block(s, &s.loss, s.block)
+    describe_block(s, &s.last, s.rows - (ceil_div(s.rows, s.block) - 1) * s.block)
+
+
+cdef Py_ssize_t place_sparse_workspace(SparseLoss *s, char *base) noexcept nogil:
+    """Place the workspace in memory that begins at `base`, and return its bytes. NULL only measures the bytes."""
+    cdef Arena arena
+    cdef Py_ssize_t vocab = s.weight.shape[0], of_loss
+    arena.base, arena.used = base, 0
+    s.transposed = arena_alloc(&arena, transposed_bytes(s))
+    s.sums = arena_alloc(&arena, transposed_bytes(s)) if s.weight_grad.data != NULL else NULL
+    s.logits = arena_alloc(&arena, logits_bytes(s, s.block))
+    s.cuts = <int64_t *>arena_alloc(&arena, (s.threads + 1) * sizeof(int64_t))
+    s.bias_values = NULL
+    s.bias_sums = s.partial_sums = NULL
+    if s.bias != NULL:
+        s.bias_values = arena_alloc(&arena, (vocab + VECTOR_PADDING) * s.itemsize)
+    if s.with_bias_grad:
+        s.bias_sums = <double *>arena_alloc(&arena, vocab * sizeof(double))
+        s.partial_sums = <double *>arena_alloc(&arena, ceil_div(s.block, BIAS_ROWS) * vocab * sizeof(double))
+    if base != NULL:
+        describe_blocks(s)            # with the address of the logits
+    # Both losses take the same memory, one after the other.
+    of_loss = max(loss_workspace_size(&s.loss), loss_workspace_size(&s.last))
+    base = arena_alloc(&arena, of_loss)
+    if base != NULL:
+        place_loss_workspace(&s.loss, base)
+        place_loss_workspace(&s.last, base)
+    return arena.used
+
+
+cdef Py_ssize_t sparse_workspace_size(SparseLoss *s) noexcept nogil:
+    """Return the bytes to allocate for the workspace, at any alignment."""
+    return place_sparse_workspace(s, NULL) + ALIGNMENT
+
+
+cdef void prepare_sparse(SparseLoss *s, Py_ssize_t workspace_bytes, int threads) noexcept nogil:
+    """Choose the rows of a block. `workspace_bytes` 0: the default. `threads`: those of the team."""
+    cdef Py_ssize_t row_bytes
+    s.kernels, s.itemsize, s.threads = kernels_for(s.dtype), ag_itemsize[<int>s.dtype], threads
+    s.pitch = s.kernels.sparse_pitch(s.weight.shape[0])
+    row_bytes = s.weight.shape[0] * s.itemsize
+    row_bytes += s.nonzeros // max(<Py_ssize_t>1, s.rows) * (s.itemsize + (8 if s.x.is_wide else 4))
+    s.block = max(<Py_ssize_t>1, BLOCK_BYTES // (LEAST_BLOCK * row_bytes)) * LEAST_BLOCK
+    s.block = min(s.block, max(<Py_ssize_t>1, s.rows))
+    describe_blocks(s)
+    while workspace_bytes and s.block > LEAST_BLOCK and sparse_workspace_size(s) > workspace_bytes:
+        s.block = ceil_div(s.block, 2 * LEAST_BLOCK) * LEAST_BLOCK
+        describe_blocks(s)
+
+
+# ---- phases ----------------------------------------------------------------------------------------------------------
+
+cdef void transpose_weight(const void *context, Py_ssize_t task, int thread) noexcept nogil:
+    """Transpose some features of the weight, and set the sums of these features to 0."""
+    cdef const SparseLoss *s = <const SparseLoss *>context
+    cdef Py_ssize_t first = task * FEATURES, count = min(<Py_ssize_t>FEATURES, s.x.features - first)
+    cdef Py_ssize_t line = s.pitch * s.itemsize
+    cdef ag_dim one, classes, features
+    one.length, one.to, one.from_ = 1, 0, 0
+    classes.length, classes.to, classes.from_ = s.weight.shape[0], s.itemsize, s.weight.strides[0]
+    features.length, features.to, features.from_ = count, line, s.weight.strides[1]
+    if s.pitch > s.weight.shape[0]:
+        memset(s.transposed + first * line, 0, count * line)
+    ag_copy_3d(
+        _cpu.active(), s.transposed + first * line, s.weight.data + first * s.weight.strides[1], one, classes, features,
+        s.itemsize, s.weight.swapped
+    )
+    if s.sums != NULL:
+        memset(s.sums + first * line, 0, count * line)
+
+
+cdef void write_weight_grad(const void *context, Py_ssize_t task, int thread) noexcept nogil:
+    """Write the gradient of some features of the weight."""
+    cdef const SparseLoss *s = <const SparseLoss *>context
+    cdef Py_ssize_t first = task * FEATURES
+    cdef Py_ssize_t line = s.pitch * s.itemsize
+    cdef ag_dim one, classes, features
+    one.length, one.to, one.from_ = 1, 0, 0
+    classes.length, classes.to, classes.from_ = s.weight.shape[0], s.weight_grad.strides[0], s.itemsize
+    features.length = min(<Py_ssize_t>FEATURES, s.x.features - first)
+    features.to, features.from_ = s.weight_grad.strides[1], line
+    ag_copy_3d(
+        _cpu.active(), s.weight_grad.data + first * s.weight_grad.strides[1], s.sums + first * line, one, classes,
+        features, s.itemsize, False
+    )
+
+
+cdef ag_sparse_task task_of(const SparseLoss *s) noexcept nogil:
+    """Return the products of the current block's rows and all features."""
+    cdef ag_sparse_task t
+    t.classes, t.pitch, t.first_row = s.weight.shape[0], s.pitch, s.first_row
+    t.row, t.row_end = s.first_row, s.first_row + s.current.o.rows
+    t.p, t.weight, t.bias, t.sums = s.logits, s.transposed, s.bias_values, s.sums
+    t.feature, t.feature_end = 0, s.x.features
+    return t
+
+
+cdef inline Py_ssize_t rows_of_task(const SparseLoss *s) noexcept nogil:
+    """Return the rows whose logits a task computes: there are several tasks for each thread."""
+    return max(<Py_ssize_t>16, ceil_div(s.block, 8 * s.threads))
+
+
+cdef void compute_logits(const void *context, Py_ssize_t task, int thread) noexcept nogil:
+    cdef SparseLoss *s = <SparseLoss *>context
+    cdef ag_sparse_task t = task_of(s)
+    t.row += task * rows_of_task(s)
+    t.row_end = min(t.row_end, t.row + rows_of_task(s))
+    if check_rows(s, t.row, t.row_end):
+        s.kernels.sparse_logits(&s.x, &t)
+
+
+cdef void add_gradients(const void *context, Py_ssize_t task, int thread) noexcept nogil:
+    """Add what P of the block adds to the gradients: of a range of features, or of the bias from a range of rows."""
+    cdef const SparseLoss *s = <const SparseLoss *>context
+    cdef ag_sparse_task t = task_of(s)
+    cdef Py_ssize_t ranges = s.threads if s.sums != NULL else 0
+    if task < ranges:
+        t.feature, t.feature_end = s.cuts[task], s.cuts[task + 1]
+        if t.feature < t.feature_end:
+            s.kernels.sparse_sums(&s.x, &t)
+        return
+    task -= ranges
+    t.row = task * BIAS_ROWS
+    t.row_end = min(t.row + BIAS_ROWS, s.current.o.rows)
+    cdef double *sums = s.partial_sums + task * t.classes
+    if s.dtype == AG_FLOAT64:
+        add_rows(<const double *>s.logits + t.row * t.classes, t.row_end - t.row, t.classes, sums)
+    else:
+        add_rows(<const float *>s.logits + t.row * t.classes, t.row_end - t.row, t.classes, sums)
+
+
+ctypedef fused real_t:
+    float
+    double
+
+
+cdef void add_rows(const real_t *p, Py_ssize_t rows, Py_ssize_t n, double *sums) noexcept nogil:
+    """Set sums to those of the columns of P."""
+    cdef Py_ssize_t i, v
+    memset(sums, 0, n * sizeof(double))
+    for i in range(rows):
+        for v in range(n):
+            sums[v] += p[i * n + v]
+
+
+# ---- the program of a team -------------------------------------------------------------------------------------------
+
+cdef void cut_features(SparseLoss *s) noexcept nogil:
+    """Cut the features into a range for each thread, of about as many nonzeros. The ranges do not change results."""
+    cdef Py_ssize_t[BINS] counts
+    cdef int64_t nonzeros = s.x.starts[s.rows], step = max(<int64_t>1, nonzeros // SAMPLES)
+    cdef int64_t k = 0, feature, samples = 0, below = 0
+    cdef int64_t width = max(<int64_t>1, ceil_div(s.x.features, BINS))
+    cdef Py_ssize_t bin, cut = 1
+    memset(counts, 0, sizeof(counts))
+    while k < nonzeros:
+        feature = (<const int64_t *>s.x.indices)[k] if s.x.is_wide else (<const int32_t *>s.x.indices)[k]
+        if 0 <= feature < s.x.features:  # features are checked later
+            counts[feature // width] += 1
+            samples += 1
+        k += step
+    s.cuts[0] = 0
+    for bin in range(BINS):
+        below += counts[bin]
+        while cut < s.threads and below * s.threads >= cut * samples:
+            s.cuts[cut] = min((bin + 1) * width, s.x.features)
+            cut += 1
+    s.cuts[s.threads] = s.x.features
+
+
+cdef inline const double *from_row(const double *numbers, Py_ssize_t row) noexcept nogil:
+    if numbers == NULL:
+        return NULL
+    return numbers + row
+
+
+cdef inline char *result_from(void *results, Py_ssize_t i, int itemsize) noexcept nogil:
+    return NULL if results == NULL else <char *>results + i * itemsize
+
+
+cdef void begin_block(SparseLoss *s, CrossEntropy *x, Py_ssize_t row) noexcept nogil:
+    """Make rows from `row` on the rows of a described loss."""
+    cdef const LossOptions *o = &s.o
+    cdef Py_ssize_t target = row * o.target_count
+    if s.current != x:
+        x.denominators = s.denominators
+        set_factors(x)                # into memory that both losses share
+    s.current, s.first_row = x, row
+    if is_dense(o):
+        x.s.p.operands[B].data = s.prob.data + row * s.prob.strides[0]
+    else:
+        x.o.target = <const char *>o.target + target * (8 if o.is_wide else 4)
+    if o.target_prob != NULL:
+        x.o.target_prob = <const char *>o.target_prob + target * (4 if o.has_float_prob else 8)
+    x.o.token_weight, x.o.temperatures = from_row(o.token_weight, row), from_row(o.temperatures, row)
+    x.o.grad_losses, x.o.grad_lse = from_row(o.grad_losses, row), from_row(o.grad_lse, row)
+    x.o.grad_log_prob, x.o.grad_entropy = from_row(o.grad_log_prob, target), from_row(o.grad_entropy, row)
+    if o.reduction == REDUCTION_NONE:
+        x.o.loss = result_from(o.loss, row, s.itemsize)
+    x.o.outputs.lse = result_from(o.outputs.lse, row, s.itemsize)
+    x.o.outputs.log_prob = result_from(o.outputs.log_prob, target, s.itemsize)
+    x.o.outputs.entropy = result_from(o.outputs.entropy, row, s.itemsize)
+    if o.outputs.predicted != NULL:
+        x.predicted = x.o.outputs.predicted = o.outputs.predicted + row
+
+
+cdef void end_block(SparseLoss *s) noexcept nogil:
+    """Add the losses of the block to those before, and the partial sums to the gradient of the bias."""
+    cdef CrossEntropy *x = s.current
+    cdef Py_ssize_t row, task, v, vocab = s.weight.shape[0]
+    cdef ag_fpenv mode = ag_fpenv_enter()
+    if x.loss_terms != NULL:
+        x.kernels.add_numbers(s.losses, x.loss_terms, x.o.rows)
+    if x.square_terms != NULL:
+        x.kernels.add_numbers(s.squares, x.square_terms, x.o.rows)
+    if x.o.outputs.correct != NULL:
+        for row in range(x.o.rows):
+            s.correct += x.predicted[row] == target_at(&x.o, row) and not is_ignored(&x.o, row)
+    if s.with_bias_grad:
+        for task in range(ceil_div(x.o.rows, BIAS_ROWS)):
+            for v in range(vocab):
+                s.bias_sums[v] += s.partial_sums[task * vocab + v]
+    ag_fpenv_leave(mode)
+
+
+cdef void run_blocks(void *context, Team *team) noexcept nogil:
+    cdef SparseLoss *s = <SparseLoss *>context
+    cdef Py_ssize_t parts = ceil_div(s.x.features, FEATURES), row = 0, rows, tasks
+    _tasks.run_phase(team, transpose_weight, s, parts, False)
+    while row < s.rows and not team.is_cancelled:
+        begin_block(s, &s.loss if row + s.block < s.rows else &s.last, row)
+        rows = s.current.o.rows
+        _tasks.run_phase(team, compute_logits, s, ceil_div(rows, rows_of_task(s)), False)
+        if s.is_outside:
+            return
+        run_phases(s.current, team)
+        tasks = s.threads if s.sums != NULL else 0
+        if s.with_bias_grad:
+            tasks += ceil_div(rows, BIAS_ROWS)
+        _tasks.run_phase(team, add_gradients, s, tasks, False)
+        end_block(s)
+        row += rows
+    if s.sums != NULL:
+        _tasks.run_phase(team, write_weight_grad, s, parts, False)
+
+
+cdef int run_sparse(SparseLoss *s, int asked, double *last_check) except -1 nogil:
+    """Compute the loss and the gradients; of the bias in `bias_sums`. `asked`: the threads of the caller's choice, or 0.
+
+    Nothing is complete if `is_outside` is set.
+    """
+    cdef LinearProblem p
+    memset(s.losses, 0, sizeof(s.losses))
+    memset(s.squares, 0, sizeof(s.squares))
+    s.current, s.correct, s.is_outside, s.x.is_unsorted = NULL, 0, 0, 0
+    set_denominators(&s.o, s.denominators, last_check)
+    if s.bias != NULL:
+        memset(&p, 0, sizeof(p))
+        p.dtype, p.transform.scale, p.transform.softcap = s.dtype, s.o.logit_scale, s.o.softcap
+        round_bias(
+            s.bias_values, s.bias, s.weight.shape[0], largest_bias(&p, s.o.temperature, s.o.temperatures, s.rows),
+            s.dtype == AG_FLOAT64
+        )
+    if s.with_bias_grad:
+        memset(s.bias_sums, 0, s.weight.shape[0] * sizeof(double))
+    cut_features(s)
+    _tasks.run_team(run_blocks, s, s.threads, asked == 0, sparse_cost(s), last_check)
+    if s.o.outputs.correct != NULL:
+        s.o.outputs.correct[0] = s.correct
+    if s.o.loss != NULL and s.o.reduction != REDUCTION_NONE:
+        write_reduced(&s.o, s.denominators, ag_sums_total_of_all(s.losses), ag_sums_total_of_all(s.squares))
+    return 0

@@ -1,0 +1,368 @@
+"""Test the loss of a linear layer whose input is a sparse array of SciPy, against the same input as a dense array."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+from faults import outcome
+from linear_samples import Shape
+from loss_samples import EDGES, OPTIONS, arguments_of, backward_of, check
+from samples import assert_identical, generator
+
+import ascend_grad as ag
+
+LOSS, BACKWARD = "linear_cross_entropy", "linear_cross_entropy_backward"
+
+#: Numbers of classes around the vectors of every instruction set, and more than registers hold.
+SHAPES = tuple(Shape(rows, classes, 30) for rows, classes in (
+    (300, 1), (300, 2), (90, 3), (300, 4), (90, 5), (90, 8), (90, 9), (300, 16), (90, 17), (90, 33), (90, 63), (90, 64),
+    (40, 65), (40, 129), (20, 700),
+))  # fmt: skip
+FLOATS = ("float32", "float64")
+
+
+def with_zeros(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Set most elements of the input to 0, among them all of some rows and columns."""
+    x = arguments["input"].copy()
+    random = generator("zeros", x.shape)
+    x[random.random(x.shape) < 0.6] = 0
+    x[::7] = 0
+    x[:, ::11] = 0
+    return arguments | {"input": x}
+
+
+def sparse(arguments: dict[str, Any], **parts: Any) -> dict[str, Any]:
+    """Make the input of a call sparse, with other parts if they are given."""
+    x = scipy.sparse.csr_array(arguments["input"])
+    for name, part in parts.items():
+        setattr(x, name, part)
+    return arguments | {"input": x}
+
+
+def random_matrix(rows: int, columns: int, density: float, kind: str = "csr") -> Any:
+    random = generator("matrix", rows, columns)
+    x = random.random((rows, columns)) * (random.random((rows, columns)) < density)
+    return scipy.sparse.csr_array(x).asformat(kind)
+
+
+def assert_same(results: Any, right: Any) -> None:
+    assert results._fields == right._fields
+    for result, expected in zip(results, right, strict=True):
+        if expected is None:
+            assert result is None
+        else:
+            assert_identical(np.asarray(result), np.asarray(expected))
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_every_option_on_every_variant(option, dtype, cpu_engines):
+    for shape in SHAPES[1:8:3]:
+        arguments = with_zeros(arguments_of(shape, dtype, option))
+        for _ in cpu_engines():
+            result = ag.linear_cross_entropy(**sparse(arguments), backend="cpu")
+            assert result.input_grad is None
+            assert result.weight_grad is not None
+            check(result, arguments, dtype)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_numbers_of_classes(shape, dtype, cpu_engines):
+    arguments = with_zeros(arguments_of(shape, dtype, "cap"))
+    for _ in cpu_engines():
+        for columns in (np.int32, np.int64):
+            call = sparse(arguments)
+            call["input"].indices = call["input"].indices.astype(columns)
+            check(ag.linear_cross_entropy(**call, backend="cpu"), arguments, dtype)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_reductions_on_both_backends(option, reduction, dtype):
+    arguments = with_zeros(arguments_of(Shape(60, 7, 20), dtype, option, reduction))
+    for backend in ("cpu", "reference"):
+        check(ag.linear_cross_entropy(**sparse(arguments), backend=backend), arguments, dtype)
+        without = ag.linear_cross_entropy(**sparse(arguments), backend=backend, return_grad=False)
+        assert without.weight_grad is None
+        check(without, arguments, dtype)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_gradients_of_outputs(option, reduction, dtype, monkeypatch):
+    x = with_zeros(arguments_of(Shape(60, 7, 20), dtype, option, reduction))["input"]
+    monkeypatch.setattr(
+        "loss_samples.arguments_of", lambda *_: arguments_of(Shape(60, 7, 20), dtype, option, reduction) | {"input": x}
+    )
+    forward, backward, upstream = backward_of(Shape(60, 7, 20), dtype, option, reduction)
+    for backend in ("cpu", "reference"):
+        results = ag.linear_cross_entropy_backward(**sparse(backward), backend=backend)
+        assert results.input_grad is None
+        check(results, forward, dtype, **upstream)
+
+
+@pytest.mark.parametrize("shape", EDGES, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_edges_of_shapes(shape, dtype):
+    for option in ("outputs", "all"):
+        arguments = arguments_of(shape, dtype, option, "sum")
+        check(ag.linear_cross_entropy(**sparse(arguments), backend="cpu"), arguments, dtype)
+
+
+@pytest.mark.parametrize("sizes", [(0, 3), (0, 0), (4, 0)])
+def test_no_rows_or_classes(sizes):
+    rows, classes = sizes
+    x, w = scipy.sparse.csr_array((rows, 5)), np.ones((classes, 5))
+    target = np.full(rows, -100)
+    result = ag.linear_cross_entropy(x, w, target, bias=np.ones(classes), reduction="sum", backend="cpu")
+    right = ag.linear_cross_entropy(
+        x.toarray(), w, target, bias=np.ones(classes), reduction="sum", output_mask=(False, True), backend="cpu"
+    )
+    assert_same(result, right)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_dense_targets(dtype):
+    arguments = with_zeros(arguments_of(Shape(5000, 6, 20), dtype, "tokens and classes"))
+    prob = generator("dense targets").random((5000, 12)).astype(np.float32)
+    for target in (prob[:, :6], np.asfortranarray(prob[:, 6:]), prob[:, ::2].astype(">f8")):
+        dense = arguments | {"target": target, "workspace_bytes": 4 << 20}
+        check(ag.linear_cross_entropy(**sparse(dense), backend="cpu"), dense, dtype)
+
+
+# ---- structure -------------------------------------------------------------------------------------------------------
+
+
+def ways(x: np.ndarray) -> Iterator[Any]:
+    """Yield the same matrix in several forms: unsorted, with elements in parts, and in other formats."""
+    csr = scipy.sparse.csr_array(x)
+    yield scipy.sparse.csr_matrix(x)
+    for kind in ("csc", "coo", "lil", "bsr"):
+        yield csr.asformat(kind)
+    unsorted = csr.copy()
+    for begin, end in zip(csr.indptr[:-1], csr.indptr[1:]):
+        unsorted.indices[begin:end] = csr.indices[begin:end][::-1]
+        unsorted.data[begin:end] = csr.data[begin:end][::-1]
+    yield scipy.sparse.csr_array((unsorted.data, unsorted.indices, unsorted.indptr), csr.shape)
+    twice = np.repeat(csr.data / 2, 2), np.repeat(csr.indices, 2), csr.indptr * 2
+    yield scipy.sparse.csr_array(twice, csr.shape)
+    yield scipy.sparse.csr_array((csr.data.astype(csr.dtype.newbyteorder()), csr.indices, csr.indptr), csr.shape)
+    longer = scipy.sparse.csr_array(csr)
+    longer.data, longer.indices = np.append(csr.data, 7).astype(x.dtype), np.append(csr.indices, 99).astype(np.int32)
+    yield longer
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_forms_of_a_matrix(dtype, cpu_engines):
+    arguments = with_zeros(arguments_of(Shape(300, 5, 40), dtype, "outputs"))
+    for _ in cpu_engines():
+        for way in ways(arguments["input"]):
+            for threads in (1, 3):
+                result = ag.linear_cross_entropy(**arguments | {"input": way}, backend="cpu", num_threads=threads)
+                check(result, arguments, dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_layouts_of_the_weight(dtype):
+    arguments = with_zeros(arguments_of(Shape(300, 20, 41), dtype, "all"))
+    w = arguments["weight"]
+    right = ag.linear_cross_entropy(**sparse(arguments), backend="cpu")
+    for way in (
+        np.asfortranarray(w),
+        w[::-1].copy()[::-1],
+        np.repeat(w, 2, axis=1)[:, ::2],
+        w.astype(w.dtype.newbyteorder()),
+    ):
+        assert_same(ag.linear_cross_entropy(**sparse(arguments) | {"weight": way}, backend="cpu"), right)
+
+
+@pytest.mark.parametrize("option", ["no option", "cap", "all"])
+@pytest.mark.parametrize("shape", [Shape(20_000, 3, 50), Shape(3000, 40, 200), Shape(200, 300, 7)], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_threads_change_nothing(option, shape, dtype):
+    for reduction in ("mean", "none"):
+        arguments = with_zeros(arguments_of(shape, dtype, option, reduction))
+        for call in (sparse(arguments), arguments | {"input": list(ways(arguments["input"]))[5]}):
+            right = ag.linear_cross_entropy(**call, backend="cpu", num_threads=1)
+            for threads in (2, 3, 4):
+                assert_same(ag.linear_cross_entropy(**call, backend="cpu", num_threads=threads), right)
+
+
+def test_integers_take_the_dtype_of_the_weight():
+    arguments = with_zeros(arguments_of(Shape(30, 5, 20), "float32", "no option"))
+    counts = np.ceil(np.abs(arguments["input"])).astype(np.int64)
+    for dtype in FLOATS:
+        call = arguments | {"weight": arguments["weight"].astype(dtype)}
+        right = ag.linear_cross_entropy(**sparse(call | {"input": counts.astype(dtype)}), backend="cpu")
+        assert right.weight_grad.dtype == dtype
+        assert_same(ag.linear_cross_entropy(**sparse(call | {"input": counts}), backend="cpu"), right)
+        assert_same(
+            ag.linear_cross_entropy(**sparse(call | {"input": counts > 0}), backend="cpu"),
+            ag.linear_cross_entropy(**sparse(call | {"input": (counts > 0).astype(dtype)}), backend="cpu"),
+        )
+
+
+def test_elements_that_are_not_stored_add_nothing():
+    """A stored 0 times infinity is NaN, as in the dense layer; an element that is not stored is no factor."""
+    x = scipy.sparse.csr_array(np.array([[1.0, 0], [1, 1]]))
+    w = np.array([[1.0, np.inf], [0, 0]])
+    result = ag.linear_cross_entropy(x, w, np.array([0, 0]), reduction="none", outputs=("lse",))
+    assert np.isfinite(result.lse[0])
+    assert result.lse[1] == np.inf
+    stored = scipy.sparse.csr_array(
+        (np.array([1.0, 0, 1, 1]), x.toarray().nonzero()[1][[0, 2, 1, 2]], [0, 2, 4]), x.shape
+    )
+    assert np.isnan(ag.linear_cross_entropy(stored, w, np.array([0, 0]), reduction="none").loss[0])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_without_a_gradient_are_not_read(threads):
+    """An ignored row, or one of weight 0, may hold NaN."""
+    arguments = with_zeros(arguments_of(Shape(300, 5, 20), "float32", "token weights", start=0))
+    right = ag.linear_cross_entropy(**sparse(arguments), num_threads=threads)
+    absent = (arguments["target"] == -7) | (arguments["token_weight"] == 0)
+    arguments["input"][absent] = np.where(arguments["input"][absent] == 0, 0, np.nan)
+    result = ag.linear_cross_entropy(**sparse(arguments), num_threads=threads)
+    assert_identical(result.weight_grad, right.weight_grad)
+    assert_identical(np.asarray(result.loss), np.asarray(right.loss))
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+def broken() -> Iterator[tuple[str, Any, str]]:
+    """Yield matrices with a wrong structure, and the errors."""
+    x = random_matrix(40, 30, 0.3)
+
+    def changed(name: str, part: Any) -> Any:
+        copy = x.copy()
+        setattr(copy, name, part)
+        return copy
+
+    for dtype in (np.int32, np.int64):
+        for place in (0, 17, len(x.indices) - 1):
+            for column in (30, -1, np.iinfo(dtype).max, np.iinfo(dtype).min):
+                indices = x.indices.astype(dtype)
+                indices[place] = column
+                yield (
+                    f"column {column} at {place}",
+                    changed("indices", indices),
+                    "an index of a column is not in [0, 30)",
+                )
+    starts = x.indptr.copy()
+    starts[5] = starts[6] + 1
+    message = "indptr does not begin with 0, descends, or ends beyond the elements"
+    yield "descending starts", changed("indptr", starts), message
+    yield "a negative start", changed("indptr", np.append(-1, x.indptr[1:])), message
+    yield "a later start", changed("indptr", np.append(1, x.indptr[1:])), message
+    yield "an end beyond", changed("indptr", np.append(x.indptr[:-1], 2**40)), message
+    yield "fewer elements", changed("data", x.data[:-1]), message
+    yield "fewer columns", changed("indices", x.indices[:-1]), message
+    yield "fewer starts", changed("indptr", x.indptr[:-1]), "expected 41 elements of indptr, got 40"
+    yield "a matrix of data", changed("data", x.data[None]), "whose data, indices and indptr are vectors"
+    yield "floating columns", changed("indices", x.indices * 1.0), "whose data, indices and indptr are vectors"
+
+
+@pytest.mark.parametrize(("what", "x", "message"), list(broken()), ids=[each[0] for each in broken()])
+def test_a_wrong_structure_is_an_error(what, x, message):
+    w, target = np.ones((3, 30)), np.zeros(40, np.int64)
+    for backend in ("cpu", "reference"):
+        for threads in (1, 3):
+            error = outcome(ag.linear_cross_entropy, x, w, target, backend=backend, num_threads=threads)
+            assert isinstance(error, ag.ParamInvalidError), what
+            assert message in str(error)
+
+
+def test_a_wrong_structure_of_another_format():
+    x = random_matrix(40, 30, 0.3, "csc")
+    x.indices[3] = 40
+    error = outcome(ag.linear_cross_entropy, x, np.ones((3, 30)), np.zeros(40, np.int64))
+    assert "input: expected a valid sparse array, but" in str(error)
+
+
+def test_what_is_refused():
+    x, w, target = scipy.sparse.csr_array(np.eye(3)), np.ones((2, 3)), np.zeros(3, np.int64)
+    cases = (
+        (
+            {"output_mask": (True, False)},
+            "output_mask: expected (True, True) or (False, True), as a sparse input has no",
+        ),
+        ({"weight": np.ones((2, 4))}, "weight"),
+        ({"weight": np.ones((2, 3), np.float32)}, "weight: expected dtype float64 as input has"),
+        ({"target": np.zeros(4, np.int64)}, "target"),
+        ({"target": np.full(3, 2)}, "target"),
+        (
+            {"input": scipy.sparse.coo_array(np.ones(3))},
+            "input: expected a sparse array with 2 dimensions, got coo_array",
+        ),
+        ({"input": x * 1j}, "input: expected a sparse array of float32, float64 or integers, got complex128"),
+        ({"weight": x}, "weight: expected a dense array, got csr_array; pass weight.toarray()"),
+        ({"bias": x}, "bias: expected a dense array, got csr_array; pass bias.toarray()"),
+        ({"workspace_bytes": 2**20}, "workspace_bytes: expected"),
+    )
+    for change, message in cases:
+        for function, more in (
+            (ag.linear_cross_entropy, {}),
+            (ag.linear_cross_entropy_backward, {"lse": np.ones(3), "grad_loss": 1.0}),
+        ):
+            error = outcome(function, **{"input": x, "weight": w, "target": target} | more | change)
+            assert isinstance(error, ag.ParamInvalidError)
+            assert message in str(error)
+
+
+def test_the_npu_takes_no_sparse_arrays(device):
+    x, w, target = (
+        scipy.sparse.csr_array(np.eye(3, dtype=np.float32)),
+        np.ones((2, 3), np.float32),
+        np.zeros(3, np.int64),
+    )
+    assert "not npu: sparse arrays are computed on the CPU" in ag.explain(LOSS, x, w, target).reason
+    error = outcome(ag.linear_cross_entropy, x, w, target, backend="npu")
+    assert isinstance(error, ag.UnsupportedDeviceError)
+
+
+# ---- memory, plans ---------------------------------------------------------------------------------------------------
+
+
+def test_explain_and_workspace():
+    x = random_matrix(5000, 400, 0.01).astype(np.float32)
+    w, target = np.zeros((20, 400), np.float32), np.zeros(5000, np.int64)
+    explanation = ag.explain(LOSS, x, w, target, num_threads=3)
+    assert (explanation.backend, explanation.plan, explanation.threads) == ("cpu", "nonzeros of rows", 3)
+    assert ag.explain(LOSS, x.toarray(), w, target).plan != explanation.plan
+    size = ag.workspace_size(LOSS, x, w, target)
+    assert 2 * 32 * 400 * 4 < size < 2**23
+    assert ag.workspace_size(LOSS, x, w, target, workspace_bytes=0) >= 2**22
+    limited = ag.workspace_size(LOSS, x, w, target, workspace_bytes=2**22)
+    assert limited <= 2**22 + target.nbytes + 2**12
+
+
+def test_blocks_change_sums_but_little():
+    arguments = with_zeros(arguments_of(Shape(30_000, 20, 20), "float32", "outputs"))
+    for workspace in (None, 4 << 20):
+        check(ag.linear_cross_entropy(**sparse(arguments), workspace_bytes=workspace), arguments, "float32")
+
+
+SCIPY = """
+import sys
+import numpy as np
+import ascend_grad as ag
+ag.linear_cross_entropy(np.eye(3), np.eye(3), np.arange(3))
+assert not [name for name in sys.modules if name.startswith(("scipy", "ascend_grad.sparse_arrays"))]
+"""
+
+
+def test_scipy_is_not_imported():
+    subprocess.run([sys.executable, "-c", SCIPY], check=True)
