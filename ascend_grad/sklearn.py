@@ -131,7 +131,7 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
+        tags.input_tags.sparse = self.solver == "lbfgs"  # products of the Hessian take dense features
         return tags
 
     @_fit_context(prefer_skip_nested_validation=True)
@@ -152,7 +152,14 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
         SoftmaxRegression
             The estimator.
         """
-        features, labels = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], order="C")
+        features, labels = validate_data(
+            self,
+            X,
+            y,
+            accept_sparse="csr" if self.solver == "lbfgs" else False,
+            dtype=[np.float64, np.float32],
+            order="C",
+        )
         check_classification_targets(labels)
         self.classes_, target = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:

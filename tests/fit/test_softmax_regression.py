@@ -147,3 +147,11 @@ def test_errors():
         with pytest.warns(ConvergenceWarning, match=f"(?s){solver} failed to converge .*max_iter=2") as caught:
             SoftmaxRegression(max_iter=2, tol=1e-12, solver=solver).fit(X, y)
         assert solver == "lbfgs" or caught[0].filename == __file__
+
+
+def test_products_of_the_hessian_take_dense_data():
+    X, y = classified(30, 4, 3)
+    model = SoftmaxRegression(solver="trust-ncg")
+    assert not get_tags(model).input_tags.sparse
+    with pytest.raises(TypeError, match="dense data is required"):
+        model.fit(sparse.csr_array(X), y)
