@@ -163,7 +163,7 @@ class scipy_multinomial:
     Parameters
     ----------
     X : array_like or sparse array of SciPy, shape (n_samples, n_features)
-        The features, float32 or float64. Other numbers become float64, and other sparse formats CSR.
+        The features, float32 or float64. Other numbers become float64. A sparse array has the format CSR.
     y : array_like of int, shape (n_samples,)
         The classes, from 0 on.
     n_classes : int, optional
@@ -215,7 +215,7 @@ class scipy_multinomial:
         reference_class: bool = False,
         num_threads: int | None = None,
     ) -> None:
-        features, target = X.tocsr() if is_sparse(X) else np.asarray(X), np.asarray(y)
+        features, target = X if is_sparse(X) else np.asarray(X), np.asarray(y)
         if features.ndim != 2 or features.dtype.kind not in "fiub":
             raise ParamInvalidError(
                 f"scipy_multinomial: X: expected numbers of shape (n_samples, n_features), got {features.dtype} of "

@@ -27,10 +27,18 @@ class SparseRows:
         if matrix.ndim != 2:
             got = f"{type(matrix).__name__} of shape {tuple(matrix.shape)}"
             raise ParamInvalidError(f"{name}: expected a sparse array with 2 dimensions, got {got}", operator=operator)
-        if matrix.format != "csr":
-            matrix = _as_csr(matrix, name, operator)
+        if matrix.format != "csr":  # SciPy's conversion of a wrong structure could read beyond its arrays
+            message = f"{name}: expected a sparse array of the format CSR, got {matrix.format}; pass {name}.tocsr()"
+            raise ParamTypeError(message, operator=operator)
         self.shape = int(matrix.shape[0]), int(matrix.shape[1])
-        dtype = matrix.data.dtype.newbyteorder("=")
+        parts = [getattr(matrix, each, None) for each in ("data", "indices", "indptr")]
+        if not all(isinstance(each, np.ndarray) and each.ndim == 1 for each in parts) or any(
+            each.dtype.kind not in "iu" for each in parts[1:]
+        ):
+            message = f"{name}: expected a sparse array whose data, indices and indptr are vectors, got other objects"
+            raise ParamTypeError(message, operator=operator)
+        data, indices, indptr = map(np.asarray, parts)  # without the class of memory-mapped arrays
+        dtype = data.dtype.newbyteorder("=")
         if dtype.kind in "biu":
             of_weight = getattr(weight, "dtype", None)
             is_narrow = isinstance(of_weight, np.dtype) and of_weight.newbyteorder("=") == np.float32
@@ -38,19 +46,13 @@ class SparseRows:
         elif dtype not in (np.float32, np.float64):
             message = f"{name}: expected a sparse array of float32, float64 or integers, got {dtype}"
             raise ParamTypeError(message, operator=operator)
-        parts = matrix.data, matrix.indices, matrix.indptr
-        if any(type(each) is not np.ndarray or each.ndim != 1 for each in parts) or any(
-            each.dtype.kind not in "iu" for each in parts[1:]
-        ):
-            message = f"{name}: expected a sparse array whose data, indices and indptr are vectors, got other objects"
-            raise ParamTypeError(message, operator=operator)
-        if len(matrix.indptr) != self.shape[0] + 1:
-            message = f"{name}: expected {self.shape[0] + 1} elements of indptr, got {len(matrix.indptr)}"
+        if len(indptr) != self.shape[0] + 1:
+            message = f"{name}: expected {self.shape[0] + 1} elements of indptr, got {len(indptr)}"
             raise ParamInvalidError(message, operator=operator)
-        wide = matrix.indices.dtype.itemsize != 4 or matrix.indices.dtype.kind == "u"
-        self.data = np.require(matrix.data, dtype, ["C", "A"])
-        self.indices = np.require(matrix.indices, np.int64 if wide else np.int32, ["C", "A"])
-        self.starts = np.require(matrix.indptr, np.int64, ["C", "A"])
+        wide = indices.dtype.itemsize != 4 or indices.dtype.kind == "u"
+        self.data = np.require(data, dtype, ["C", "A"])
+        self.indices = np.require(indices, np.int64 if wide else np.int32, ["C", "A"])
+        self.starts = np.require(indptr, np.int64, ["C", "A"])
 
     @property
     def nonzeros(self) -> int:
@@ -92,13 +94,3 @@ def is_sparse(value: object) -> TypeGuard[Any]:
     """Return whether a value is a sparse array or matrix of SciPy."""
     is_of_scipy = any(each.__module__.startswith("scipy.sparse.") for each in type(value).__mro__)
     return is_of_scipy and hasattr(value, "tocsr")
-
-
-def _as_csr(matrix: Any, name: str, operator: str) -> Any:
-    """Return a sparse array of another format as CSR."""
-    try:
-        if hasattr(matrix, "check_format"):  # SciPy's conversion would read beyond the arrays
-            matrix.check_format(full_check=True)
-        return matrix.tocsr()
-    except ValueError as error:
-        raise ParamInvalidError(f"{name}: expected a valid sparse array, but {error}", operator=operator) from error

@@ -221,7 +221,7 @@ def linear_cross_entropy(
 
     Parameters
     ----------
-    input : array_like, shape (..., H), or sparse array of SciPy, shape (BT, H)
+    input : array_like, shape (..., H), or CSR array of SciPy, shape (BT, H)
         The layer's input; float32, float16, bfloat16 or float64. Integers and truth values become float64, or take the
         dtype of `weight`. The shape without H is that of the rows, called (BT,) here: results with a number for each
         row also have this shape. Sparse arrays of float32 or float64 are read in place if they are CSR, and otherwise

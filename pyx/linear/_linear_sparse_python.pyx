@@ -64,7 +64,7 @@ cdef int describe_targets(SparseLoss *s, cnp.ndarray target, Call call, list hel
     cdef cnp.ndarray shifted = target
     first, ignored = option(call, "vocab_start_index"), option(call, "ignore_index")
     if first and with_values:
-        shifted = np.where(target == ignored, target.dtype.type(-1), target - first)
+        shifted = np.where(target == ignored, -1, target.astype(np.int64) - first)
     held += set_options(&s.o, shifted, call, with_values)
     if shifted is not target:
         s.o.ignore_index = -1

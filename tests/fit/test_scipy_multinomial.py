@@ -148,7 +148,7 @@ def test_refused(X, y, name):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int64"])
-@pytest.mark.parametrize("kind", ["csr_array", "csr_matrix", "csc_array"])
+@pytest.mark.parametrize("kind", ["csr_array", "csr_matrix"])
 def test_sparse_features(dtype, kind):
     X, y, weight = problem()
     X = np.where(np.abs(X) < 0.7, 0, 3 * X).astype(dtype)
