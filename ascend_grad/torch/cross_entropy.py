@@ -97,7 +97,7 @@ def _second_order(
         products, dims = unit.to(accumulator(unit)) * vector, problem["dim"] if unit.dim() else ()
         of_above = products.sum(dims) if problem["reduction"] == "none" else products.sum()
         found.append(of_above.to(above.dtype))
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    if torch.is_grad_enabled():
         # Zeros that depend on the input make a derivative of third order raise. Derivatives with respect to the vector
         # do not pass through the zeros.
         arguments = [each for each in (saved[0], above) if each is not None]
@@ -158,7 +158,7 @@ class _CrossEntropy(Function):
                 return of_prob, *nothing[1:]
         gradient, ctx.gradient = shared[0].detach() if shared else ctx.gradient, None
         is_of_loss = len(upstream) == 1 and grad_loss is not None and grad_prob is None
-        if is_of_loss and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if is_of_loss and torch.is_grad_enabled():
             of_loss = {**problem, "grad_loss": grad_loss, "input_grad": True, "outputs": []}
             return apply(_CrossEntropy, *of_loss.values())[1], *nothing[1:]
         is_computed = gradient is not None and upstream == [grad_loss]

@@ -101,7 +101,7 @@ def _second_order(
         dots = [(a * b).sum() for a, b in zip(unit, vectors[1:]) if b is not None]
         found["grad_loss"] = sum(dots[1:], dots[0]).to(above.dtype)
     found = {name: each for name, each in found.items() if needs[name]}
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    if torch.is_grad_enabled():
         # Zeros that depend on the arguments make a derivative of third order raise. Derivatives with respect to the
         # vectors do not pass through the zeros.
         arguments = [each for each in (weight, bias, above) if each is not None]
@@ -158,7 +158,7 @@ class _LinearCrossEntropy(Function):
         )
         again = {**problem, "grad_loss": grad_loss, **dict(zip(_LOSS.wanted, wanted)), "outputs": []}
         is_of_layer = len(upstream) == 1 and grad_loss is not None and not wanted[0] and problem["shard"] is None
-        if is_of_layer and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if is_of_layer and torch.is_grad_enabled():
             found = apply(_LinearCrossEntropy, *again.values())[1:4]
             return tuple(_LOSS.arguments({n: g for n, g, asked in zip(_DIFFERENTIABLE, found, wanted) if asked}))
         if not is_computed:

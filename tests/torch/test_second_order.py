@@ -129,3 +129,31 @@ def test_the_registered_product():
     above = torch.rand(5, 9, dtype=torch.float64)
     (found,) = torch.autograd.grad(operator(*arguments[:-1], vector.requires_grad_()), vector, above)
     torch.testing.assert_close(found, operator(*arguments[:-1], above))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("loss", ["cross_entropy", "linear_cross_entropy"])
+def test_compiled_second_derivatives(loss, backend):
+    """A compiled function, and a compiled step after an eager loss, have the second derivatives."""
+    x, target, _, _ = problem_of((6, 4), torch.float64)
+    x, weight = x.detach(), torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def own(weight):
+        if loss == "cross_entropy":
+            return agt.cross_entropy(x @ weight.T, target)
+        return agt.linear_cross_entropy(x, weight + 0, target)
+
+    grad = torch.func.grad
+
+    def penalty(weight):
+        return grad(lambda weight: grad(own)(weight).square().sum())(weight)
+
+    def step(loss, weight):
+        (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
+        return loss + gradient.square().sum()
+
+    torch.testing.assert_close(torch.compile(penalty, backend=backend)(weight), penalty(weight))
+    leaves = [weight.clone().requires_grad_() for _ in range(2)]
+    for function, leaf in zip((step, torch.compile(step, backend=backend)), leaves):
+        function(own(leaf), leaf).backward()
+    torch.testing.assert_close(leaves[1].grad, leaves[0].grad)
