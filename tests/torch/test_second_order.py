@@ -133,6 +133,7 @@ def test_the_registered_product():
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("loss", ["cross_entropy", "linear_cross_entropy"])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # by torch.compile itself
 def test_compiled_second_derivatives(loss, backend):
     """A compiled function, and a compiled step after an eager loss, have the second derivatives."""
     x, target, _, _ = problem_of((6, 4), torch.float64)
