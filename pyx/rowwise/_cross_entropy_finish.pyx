@@ -405,6 +405,17 @@ cdef inline double vector_at(const CrossEntropy *x, Py_ssize_t i) noexcept nogil
     return (<const double *>x.vector)[i] if x.o.is_double else (<const float *>x.vector)[i]
 
 
+cdef inline double bent_by_kernel(const CrossEntropy *x, double v, double value) noexcept nogil:
+    """Return an element of the vector times the slope of the softcap at value = z / cap, rounded as the kernels do."""
+    cdef float ratio, square, slope
+    if x.o.is_double:
+        return v * (1 - value * value)
+    ratio = <float>(value * x.s.p.cap) / <float>x.s.p.cap  # z and the cap are float32 in the kernels
+    square = ratio * ratio
+    slope = 1 - square
+    return <float>v * slope
+
+
 cdef void bend_at_targets(const CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
     """Replace z / cap at the targets by the Hessian's result there, from the gradients at the targets."""
     cdef Py_ssize_t i, k, at
@@ -421,8 +432,8 @@ cdef void bend_at_targets(const CrossEntropy *x, Py_ssize_t count, Rows *r) noex
                 factor = vector_at(x, r.numbers[i] * x.s.p.n + r.t.entries[at])
                 v = factor * slope
                 if e == 1:
-                    # If a row has one maximum, `at_largest` is v up to the roundings of the kernel.
-                    others = r.at_largest[i] - v
+                    # If a row has one maximum, `at_largest` is this element in the arithmetic of the kernel.
+                    others = r.at_largest[i] - bent_by_kernel(x, factor, r.at_targets[at])
                     if fabs(others) <= (1e-15 if x.o.is_double else 1e-6) * fabs(v):
                         others = 0
                     value = r.at_one[i] * v + r.second[i] * (r.others[i] + others)

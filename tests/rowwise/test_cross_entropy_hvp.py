@@ -182,3 +182,17 @@ def test_workspace_size_and_explain():
     of_call = "cross_entropy_hvp", arguments["input"], arguments["target"], arguments["vector"]
     assert ag.explain(*of_call).backend == "cpu"
     assert 0 < ag.workspace_size(*of_call) < 1 << 20
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_certain_targets_below_a_softcap(dtype, cpu_engines):
+    """Where the slope of the softcap has lost digits, products of nearly certain targets keep theirs."""
+    random = generator("certain", dtype)
+    x = np.zeros((200, 3), DTYPES[dtype])
+    x[:, 0] = random.uniform(60, 200, 200)
+    arguments = {"input": x, "target": np.zeros(200, int), "softcap": 50.0, "reduction": "sum"}
+    arguments["vector"] = random.standard_normal(x.shape).astype(x.dtype)
+    right = ag.cross_entropy_hvp(**arguments, backend="reference")
+    for engine in cpu_engines():
+        product = engine.call("cross_entropy_hvp", **arguments)
+        np.testing.assert_allclose(product, right, rtol=1e-3, atol=1e-30, err_msg=engine.name)
