@@ -21,6 +21,8 @@ class SparseRows:
         The columns of the nonzeros. A column may occur several times in a row, and they may have any order.
     starts : ndarray of int64, shape (rows + 1,)
         The first nonzero of each row, and the number of nonzeros.
+    copied_bytes : int
+        The bytes of these three that are copies.
     """
 
     def __init__(self, matrix: Any, weight: Any, name: str, operator: str) -> None:
@@ -53,6 +55,8 @@ class SparseRows:
         self.data = np.require(data, dtype, ["C", "A"])
         self.indices = np.require(indices, np.int64 if wide else np.int32, ["C", "A"])
         self.starts = np.require(indptr, np.int64, ["C", "A"])
+        pairs = zip((self.data, self.indices, self.starts), (data, indices, indptr))
+        self.copied_bytes = sum(part.nbytes for part, given in pairs if not np.may_share_memory(part, given))
 
     @property
     def nonzeros(self) -> int:

@@ -42,7 +42,7 @@ from ascend_grad._linear_schedule cimport (
     workspace_bound as bound_of_schedule,
     workspace_size,
 )
-from ascend_grad._loss_arguments cimport option, set_options, vector_of
+from ascend_grad._loss_arguments cimport bytes_of_ids_from_zero, ids_from_zero, option, set_options, vector_of
 from ascend_grad._loss_options cimport LossOptions, is_dense, options_of_rows, set_denominators
 from ascend_grad._memory cimport ALIGNMENT
 from ascend_grad._rowwise_plan cimport Problem as Rows
@@ -115,7 +115,7 @@ cdef class Layer:
         if has_ids and with_values:
             target = native_vector(target)
             if start:
-                target = np.where(target == ignored, -1, target.astype(np.int64) - start)
+                target = ids_from_zero(target, start, ignored)
         self.target = target
         self.held += set_options(&self.o, target, call, with_values)
         if has_ids and start:
@@ -410,6 +410,8 @@ cdef Py_ssize_t workspace_bound(Call call, int threads) except -1:
         size += np.prod(shape, dtype=np.int64) * dtype.itemsize
     for each in call.values[2:]:  # copies of the vector, and options as float64
         size += 8 * each.size if cnp.PyArray_CheckExact(each) else 0
+    if option(call, "vocab_start_index"):
+        size += bytes_of_ids_from_zero(option(call, "target"))
     if not layer.rows or not layer.vocab or not layer.width:
         return size
     if layer.is_streamed:

@@ -25,7 +25,15 @@ from ascend_grad._linear_sparse cimport (
     run_sparse,
     sparse_workspace_size,
 )
-from ascend_grad._loss_arguments cimport data_of, option, set_options, set_results, vector_of
+from ascend_grad._loss_arguments cimport (
+    bytes_of_ids_from_zero,
+    data_of,
+    ids_from_zero,
+    option,
+    set_options,
+    set_results,
+    vector_of,
+)
 from ascend_grad._memory cimport ALIGNMENT
 from ascend_grad._views cimport View, view_of
 
@@ -64,7 +72,7 @@ cdef int describe_targets(SparseLoss *s, cnp.ndarray target, Call call, list hel
     cdef cnp.ndarray shifted = target
     first, ignored = option(call, "vocab_start_index"), option(call, "ignore_index")
     if first and with_values:
-        shifted = np.where(target == ignored, -1, target.astype(np.int64) - first)
+        shifted = ids_from_zero(target, first, ignored)
     held += set_options(&s.o, shifted, call, with_values)
     if shifted is not target:
         s.o.ignore_index = -1
@@ -111,9 +119,16 @@ cdef int compute(Call call, list results, int num_threads) except -1:
 cdef Py_ssize_t workspace_bound_of(Call call, list results, int num_threads) except -1:
     """Return the most bytes that `compute` allocates for arrays of these shapes, but copies of options."""
     cdef SparseLoss s
+    cdef cnp.ndarray target
+    cdef Py_ssize_t size
     describe_sparse(&s, call, results, [], False)
     prepare_sparse(&s, workspace_of(call), num_threads or _threads.default_threads())
-    return sparse_workspace_size(&s) + cnp.PyArray_NBYTES(<cnp.ndarray>option(call, "target"))
+    target = option(call, "target")
+    size = sparse_workspace_size(&s) + 8 * cnp.PyArray_SIZE(target)  # ids in native byte order
+    size += call.sparse.copied_bytes
+    if option(call, "vocab_start_index") and dtype_of(target) < 0:
+        size += bytes_of_ids_from_zero(target)
+    return size
 
 
 cdef tuple plan_and_threads(Call call, list results, int num_threads):

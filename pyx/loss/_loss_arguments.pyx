@@ -149,6 +149,19 @@ cdef list set_options(LossOptions *o, cnp.ndarray target, object source, bint wi
     return held
 
 
+cdef cnp.ndarray ids_from_zero(cnp.ndarray target, object start, object ignored):
+    """Return ids that count from 0 instead of `start`, with -1 for ignored ones."""
+    cdef cnp.ndarray is_ignored = target == ignored, ids = target.astype(np.int64)
+    ids -= start
+    ids[is_ignored] = -1
+    return ids
+
+
+cdef Py_ssize_t bytes_of_ids_from_zero(cnp.ndarray target) noexcept:
+    """Return the most bytes that `ids_from_zero` allocates."""
+    return (8 + 1) * cnp.PyArray_SIZE(target)
+
+
 cdef void set_results(LossOptions *o, list results):
     """Set the addresses of the loss and its outputs. `results` has an array, or None, for each result of a loss."""
     cdef Py_ssize_t outputs = len(results) - OUTPUT_COUNT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -351,6 +352,26 @@ def test_explain_and_workspace():
     assert ag.workspace_size(LOSS, x, w, target, workspace_bytes=0) >= 2**22
     limited = ag.workspace_size(LOSS, x, w, target, workspace_bytes=2**22)
     assert limited <= 2**22 + target.nbytes + 2**12
+
+
+@pytest.mark.parametrize("start", [0, 2**40])
+@pytest.mark.parametrize("dtype", ["uint8", "int64"])
+@pytest.mark.parametrize("function", [LOSS, "linear_cross_entropy_hvp"])
+def test_the_workspace_covers_shifted_ids(function, dtype, start):
+    """Ids are copied if they do not begin with 0; those that begin beyond their dtype are all ignored."""
+    x = np.ones((200_000, 4), np.float32)
+    arguments: dict[str, Any] = {"weight": np.ones((3, 4), np.float32), "target": np.full(len(x), 1, dtype)}
+    arguments |= {"ignore_index": 1 if start > 3 else -100, "vocab_start_index": start}
+    if function == LOSS:
+        arguments |= {"input": scipy.sparse.csr_array(x), "workspace_bytes": 4 << 20, "num_threads": 1}
+    else:
+        arguments |= {"input": x, "vector": np.ones((3, 4), np.float32), "num_threads": 1}
+    getattr(ag, function)(**arguments)
+    tracemalloc.start()
+    getattr(ag, function)(**arguments)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak <= ag.workspace_size(function, **arguments) + 2**14
 
 
 def test_blocks_change_sums_but_little():
