@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .errors import ParamInvalidError
+from .errors import ParamInvalidError, ParamTypeError
 from .operators.losses import cross_entropy, linear_cross_entropy
 from .operators.second_order import linear_cross_entropy_hvp
 from .sparse_arrays import is_sparse
@@ -228,7 +228,15 @@ class scipy_multinomial:
             )
         self._features = features if features.dtype.kind == "f" else features.astype(np.float64)
         self._target = target
-        self._row_weight = None if sample_weight is None else np.asarray(sample_weight)
+        self._row_weight = None
+        if sample_weight is not None:
+            weight = np.asarray(sample_weight)
+            if weight.shape != target.shape:
+                raise ParamInvalidError(
+                    f"scipy_multinomial: sample_weight: expected shape {target.shape}, one for each row of X, got "
+                    f"{weight.shape}"
+                )
+            self._row_weight = weight.astype(np.float64) if weight.dtype.kind in "biu" else weight
         self._total = float(len(target) if self._row_weight is None else self._row_weight.sum(dtype=np.float64))
         self._fitted_from = int(reference_class)  # the first class with coefficients
         classes = int(target.max()) + 1 if n_classes is None else n_classes
@@ -282,6 +290,8 @@ class scipy_multinomial:
         ndarray of float64, shape of `x0`
             The product.
         """
+        if is_sparse(self._features):
+            raise ParamTypeError("scipy_multinomial: hessp: expected dense X, got a sparse array; pass X.toarray()")
         (coef, intercept), (vector, vector_bias) = self.unpack(w), self.unpack(p)
         product = linear_cross_entropy_hvp(
             self._features,
@@ -312,7 +322,9 @@ class scipy_multinomial:
             The intercepts, 0 without `fit_intercept`.
         """
         classes, features = self._shape
-        first = self._fitted_from
+        first, w = self._fitted_from, np.asarray(w)
+        if w.shape != self.x0.shape:
+            raise ParamInvalidError(f"scipy_multinomial: w: expected shape {self.x0.shape}, got {w.shape}")
         count = (classes - first) * features
         coef, intercept = np.zeros(self._shape, self._features.dtype), np.zeros(classes, self._features.dtype)
         coef[first:] = w[:count].reshape(-1, features)
@@ -340,7 +352,7 @@ class scipy_multinomial:
             num_threads=self._num_threads,
         )
         gradient = self._with_penalty(result.weight_grad, getattr(result, "bias_grad", None), w)
-        penalized = w[: coef[self._fitted_from :].size]
+        penalized = np.asarray(w)[: coef[self._fitted_from :].size]
         penalty = self._l2 * float(penalized @ penalized) / 2
         return float(result.loss.sum(dtype=np.float64)) / self._total + penalty, gradient
 
@@ -352,5 +364,5 @@ class scipy_multinomial:
         if of_intercept is not None:
             result[of_coef.size :] = of_intercept[self._fitted_from :]
         result /= self._total
-        result[: of_coef.size] += self._l2 * w[: of_coef.size]
+        result[: of_coef.size] += self._l2 * np.asarray(w)[: of_coef.size]
         return result

@@ -33,7 +33,7 @@ class SparseRows:
             message = f"{name}: expected a sparse array of the format CSR, got {matrix.format}; pass {name}.tocsr()"
             raise ParamTypeError(message, operator=operator)
         self.shape = int(matrix.shape[0]), int(matrix.shape[1])
-        parts = [getattr(matrix, each, None) for each in ("data", "indices", "indptr")]
+        parts: list[Any] = [getattr(matrix, each, None) for each in ("data", "indices", "indptr")]
         if not all(isinstance(each, np.ndarray) and each.ndim == 1 for each in parts) or any(
             each.dtype.kind not in "iu" for each in parts[1:]
         ):

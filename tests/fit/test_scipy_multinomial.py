@@ -147,6 +147,19 @@ def test_refused(X, y, name):
         scipy_multinomial(X, y)
 
 
+def test_wrong_weights_and_vectors_are_refused():
+    X, y, _ = problem()
+    with pytest.raises(ag.ParamInvalidError, match="scipy_multinomial: sample_weight: expected shape"):
+        scipy_multinomial(X, y, sample_weight=np.ones(3))
+    found = scipy_multinomial(X, y, sample_weight=[1] * len(y))
+    assert found.fun([0.0] * len(found.x0)) == pytest.approx(np.log(K))
+    for call in (found.fun, found.jac, lambda w: found.hessp(w, w), found.unpack):
+        with pytest.raises(ag.ParamInvalidError, match="scipy_multinomial: w: expected shape"):
+            call(np.zeros(len(found.x0) + 1))
+    with pytest.raises(ag.ParamTypeError, match="scipy_multinomial: hessp: expected dense X"):
+        scipy_multinomial(sparse.csr_array(X), y).hessp(found.x0, found.x0)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int64"])
 @pytest.mark.parametrize("kind", ["csr_array", "csr_matrix"])
 def test_sparse_features(dtype, kind):
