@@ -1,7 +1,7 @@
 """Calls of the compiled functions of losses and of `linear_top_k`, and derivatives of their results.
 
-The rules here are for the second order: they differentiate gradients that such a call has computed. First derivatives
-are those of `jax.custom_vjp` in the modules of the functions.
+The rules here are for the second order: they differentiate gradients that such a call has computed. The modules of the
+functions define first derivatives by `jax.custom_vjp`.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _differentiate(
 
 
 class _Tangents:
-    """Compute the tangents of results of the loss of logits from those of its input and of its upstream gradient."""
+    """Compute tangents of results of the loss of logits from tangents of the input and of the upstream gradient."""
 
     def __init__(
         self,
@@ -251,7 +251,7 @@ def _hessian_product(settings: Settings, arrays: dict[str, jax.Array], vector: j
         of_rows = _call(settings, results, {**arrays, "vector": jnp.moveaxis(vector, settings.axis, -1)})[0]
         return jnp.moveaxis(of_rows, -1, settings.axis)
 
-    # Of JAX's functions only this one takes a symmetric linear function as its own transpose and works in batches. The
+    # `custom_linear_solve` is JAX's only function that transposes a symmetric linear function to itself in batches. The
     # product stands for the solution of an equation. Its left side is never evaluated: it has no derivative, as it
     # contains no array.
     return jax.lax.custom_linear_solve(lambda vector: vector, vector, product, symmetric=True)

@@ -190,7 +190,7 @@ def linear_cross_entropy_hessian(
 ) -> NDArray:
     r"""Compute the Hessian of a linear layer's loss with respect to few coefficients.
 
-    The coefficients are those of `weight`, and of `bias` if it is given::
+    The coefficients are the elements of `weight`, and of `bias` if it is given::
 
         hessian = ag.linear_cross_entropy_hessian(input, weight, target)
 
@@ -211,7 +211,7 @@ def linear_cross_entropy_hessian(
     Notes
     -----
     ``hessian.reshape(V * H, V * H)`` is a matrix for the coefficients of one class after another, as in statsmodels'
-    ``MNLogit``. With a bias, its rows are those of ``np.column_stack([weight, bias]).ravel()``.
+    ``MNLogit``. With a bias, its rows have the order of ``np.column_stack([weight, bias]).ravel()``.
 
     With the Hessian :math:`h` of each row with respect to :math:`X W^T + \mathrm{bias}`, as in `cross_entropy_hvp`, and
     a column of ones in :math:`X` for the bias, an element is :math:`\sum_i h_{ivw} X_{ij} X_{ik}`. Blocks of rows are

@@ -452,7 +452,7 @@ _HESSIAN_PARAMETERS = f"reduction ignore_index grad_loss vocab_start_index {_BAC
 
 
 def hessian_checks(parameters: str, *of_vector: Check) -> list[Check]:
-    """Return the checks of second derivatives of a layer's loss. `of_vector` are those of a vector beside its bias."""
+    """Return the checks of second derivatives of a layer's loss. `of_vector` checks a vector, but for its bias."""
     return [
         *targets_of_layer(parameters, allows_dense=True),
         *of_vector,

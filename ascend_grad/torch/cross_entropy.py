@@ -15,7 +15,7 @@ from ..operators.options import OUTPUT_GRADIENTS, OUTPUTS, largest_factor
 from ..operators.results import LossResult
 from ..operators.signatures import Words, completed, options_of, with_options
 from . import loss_operators
-from .gradients import scaled, second_order_error, without_second_order
+from .gradients import scaled, second_order_error, without_second_order, without_third_order
 from .loss_operators import ROWS_OF
 from .operators import accumulator, apply, register_gradient, rowwise
 from .outputs import Computed, check_outputs, requested
@@ -97,12 +97,7 @@ def _second_order(
         products, dims = unit.to(accumulator(unit)) * vector, problem["dim"] if unit.dim() else ()
         of_above = products.sum(dims) if problem["reduction"] == "none" else products.sum()
         found.append(of_above.to(above.dtype))
-    if torch.is_grad_enabled():
-        # Zeros that depend on the input make a derivative of third order raise. Derivatives with respect to the vector
-        # do not pass through the zeros.
-        arguments = [each for each in (saved[0], above) if each is not None]
-        zeros = without_second_order(_NAME, [torch.zeros_like(each) for each in found], arguments)
-        found = [each + zero for each, zero in zip(found, zeros)]
+    found = list(without_third_order(_NAME, found, [each for each in (saved[0], above) if each is not None]))
     rest = [None] * (len(_LOSS.fields) - 1)
     if len(found) > 1:
         rest[_LOSS.tensors - 1] = found[1]

@@ -42,6 +42,19 @@ def without_second_order(
     return _Gradients.apply(operator, len(gradients), *gradients, *arguments)
 
 
+def without_third_order(
+    operator: str, gradients: Sequence[torch.Tensor], arguments: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor]:
+    """Add zeros that depend on the arguments of a loss to second derivatives, so that a third order raises.
+
+    Derivatives with respect to the vector of a product do not pass through the zeros.
+    """
+    if not torch.is_grad_enabled():
+        return gradients
+    zeros = without_second_order(operator, [torch.zeros_like(each) for each in gradients], arguments)
+    return [each + zero for each, zero in zip(gradients, zeros)]
+
+
 def scaled(gradients: Sequence[torch.Tensor], factor: torch.Tensor, in_place: bool) -> Sequence[torch.Tensor]:
     """Multiply gradients by one number. In place, a multiplication by 1 is skipped if the number is on the CPU."""
     if not in_place or torch.is_grad_enabled() or not are_readable((*gradients, factor)):

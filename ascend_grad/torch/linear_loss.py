@@ -14,7 +14,7 @@ from ..arguments import shown
 from ..errors import AscendGradError, ParamInvalidError, ParamTypeError, rename
 from ..operators.options import OPTIONS, OUTPUT_GRADIENTS, OUTPUTS, PER_CLASS, PER_ROW
 from . import loss_operators
-from .gradients import scaled, second_order_error, without_second_order
+from .gradients import scaled, second_order_error, without_second_order, without_third_order
 from .loss_operators import ROWS_OF
 from .operators import apply, register_gradient
 from .outputs import Computed, check_outputs, computed_outputs, no_lse_error, statistics
@@ -101,12 +101,8 @@ def _second_order(
         dots = [(a * b).sum() for a, b in zip(unit, vectors[1:]) if b is not None]
         found["grad_loss"] = sum(dots[1:], dots[0]).to(above.dtype)
     found = {name: each for name, each in found.items() if needs[name]}
-    if torch.is_grad_enabled():
-        # Zeros that depend on the arguments make a derivative of third order raise. Derivatives with respect to the
-        # vectors do not pass through the zeros.
-        arguments = [each for each in (weight, bias, above) if each is not None]
-        zeros = without_second_order(_NAME, [torch.zeros_like(each) for each in found.values()], arguments)
-        found = {name: each + zero for (name, each), zero in zip(found.items(), zeros)}
+    arguments = [each for each in (weight, bias, above) if each is not None]
+    found = dict(zip(found, without_third_order(_NAME, list(found.values()), arguments)))
     return tuple(_LOSS.arguments(found))
 
 

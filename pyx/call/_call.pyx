@@ -241,7 +241,8 @@ cdef class Operator:
     out : str, optional
         The result that ``out`` is for, if it is one array; default: the first result.
     sparse, operands, mask, scale : str, optional
-        The parameter that may be a sparse array of SciPy; those of row-wise kernels: one or two arrays, mask and factor.
+        The parameter that may be a sparse array of SciPy; the parameters of row-wise kernels: one or two arrays, mask and
+        factor.
 
     Attributes
     ----------

@@ -140,7 +140,7 @@ static void K(transform_tile)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff
     }
 }
 
-/* What a tile of P is made of. */
+/* Where a tile of P comes from. */
 enum { K(FROM_PROBABILITIES), K(FROM_LOGITS), K(FROM_EXP), K(FROM_COEFFICIENTS) };
 
 /* Write a tile of P: probabilities minus the one-hot target, times grad, rounded. The tile holds logits or probabilities, or

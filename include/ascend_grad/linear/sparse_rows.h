@@ -43,7 +43,7 @@ AG_INLINE void T_NAME(logits)(const ag_sparse_rows *x, const ag_sparse_task *t, 
             const ptrdiff_t left = t->classes - first - v * T_LANES;
             T sum = even[v] + odd[v];
             if (t->bias) sum += T_NAME(load)((const acc_t *)t->bias + first + v * T_LANES);
-            /* What is written beyond a row belongs to the next one, which follows. */
+            /* Elements that are written beyond a row belong to the next row, which is written after it. */
             if (left >= T_LANES || (i + 1 < t->row_end && t->pitch <= 4 * VL)) memcpy(to + v * T_LANES, &sum, sizeof sum);
             else memcpy(to + v * T_LANES, &sum, (size_t)left * sizeof(acc_t));
         }
@@ -67,7 +67,7 @@ AG_INLINE void T_NAME(sums)(const ag_sparse_rows *x, const ag_sparse_task *t, in
         if (!is_unsorted && feature_begin > 0) k = K(sparse_first)(indices, is_wide, k, end, feature_begin);
         if (!is_unsorted && feature_end < x->features) end = K(sparse_first)(indices, is_wide, k, end, feature_end);
         if (k == end || !K(sparse_any)(p, t->classes)) continue;
-        /* What is read beyond a row of P is added to padding. */
+        /* Elements that are read beyond a row of P are added to padding. */
         for (int v = 0; v < count; v++) of_p[v] = T_NAME(load)(p + first + v * T_LANES);
         for (; k < end; k++) {
             const int64_t feature = K(sparse_feature)(indices, is_wide, k);
