@@ -68,8 +68,9 @@ static void K(store_max_sum)(const ag_linear_block *b, ptrdiff_t panel, ptrdiff_
         const ptrdiff_t first = tile_index * MR + begin, n = tile_rows - begin < GROUP ? tile_rows - begin : GROUP;
         const ptrdiff_t place = panel * rows + first;
         char *cached = caches_exp ? K(cached_tile)(b, panel, tile_index) : NULL;
-        V partial[GROUP] = {0}, others[GROUP] = {0};
+        V partial[GROUP], others[GROUP];
         acc_t maxima[VL], shifts[VL];
+        for (ptrdiff_t r = n; r < GROUP; r++) partial[r] = others[r] = zero; /* rows beyond the last */
         for (ptrdiff_t r = 0; r < n; r++) {
             const acc_t *row = tile + (begin + r) * NR;
             partial[r] = K(load_logits_of_row)(row, 0, columns);
