@@ -43,6 +43,7 @@ cdef enum:
     LONG_BLOCK = 1 << 22              # elements of a block of several segments from which on it is split
     SMALL = 1 << 15                   # most elements of a problem that one thread computes in one block, if it can
     PLAIN_ROW = 64                    # least elements of a row that is computed in place if it can be
+    MAX_COPIED_AXES = 2               # most axes of rows of a copied problem
 
 ctypedef struct Candidate:
     const char *name
@@ -126,6 +127,20 @@ cdef bint is_plain(const Problem *p, Layout *layout, const ag_row_kernels *kerne
 cdef bint is_computed_at_once(const Problem *p, Layout *layout, const ag_row_kernels *kernels) noexcept nogil:
     """Return whether one thread computes a problem in place without a schedule, and set the layout."""
     return p.rows * p.n <= SMALL and is_plain(p, layout, kernels)
+
+
+cdef bint is_copied(const Problem *p) noexcept nogil:
+    """Return whether one thread computes a problem best in dense copies, without a schedule, if it is not plain.
+
+    The problem then takes less time than the choice of a plan.
+    """
+    return (
+        p.rows * p.n <= COPIED
+        and p.axes <= MAX_COPIED_AXES
+        and _forced < 0
+        and all_native(p)
+        and not (p.is_transformed or p.expands or is_loss(p.op))
+    )
 
 
 cdef bint fits(const Problem *p, const Candidate *which, const ag_row_kernels *kernels) noexcept nogil:

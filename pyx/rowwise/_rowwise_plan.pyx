@@ -34,6 +34,8 @@ from ascend_grad._views cimport View, size_of
 
 cdef enum:
     CACHED_TILE_BYTES = 4 << 20      # most bytes of all tiles for which inputs are gathered once for all phases
+    SPREAD_TILE_BYTES = 64 << 20      # the same for a block of spread elements
+    SPREAD = 3                        # least stride, in elements, of spread elements: their lines hold little else
     TASK_ELEMENTS = 1 << 15           # elements of a task, approximately
     BOX_BYTES = 64                    # least contiguous bytes of an operand in a box: a cache line
     # Least rows, and most bytes of a row, of an input that is expanded: one thread expands it before the others begin.
@@ -496,6 +498,17 @@ cdef void limit_blocks(Plan *plan, const Problem *p, Py_ssize_t most) noexcept n
     place_tiles(plan, p)
 
 
+cdef bint is_spread(const Problem *p, int which) noexcept nogil:
+    """Return whether no elements of an operand are close to each other in memory."""
+    cdef const Operand *operand = &p.operands[which]
+    cdef Py_ssize_t least = SPREAD * operand.itemsize
+    cdef int axis
+    for axis in range(p.axes):
+        if p.shape[axis] > 1 and magnitude(operand.strides[axis]) < least:
+            return False
+    return magnitude(operand.dim_stride) >= least
+
+
 cdef void cut_waves(Plan *plan, const Problem *p) noexcept nogil:
     """Cut the blocks of splits into waves, whose inputs are gathered once for all phases, if the inputs of a block fit.
 
@@ -503,6 +516,8 @@ cdef void cut_waves(Plan *plan, const Problem *p) noexcept nogil:
     """
     cdef Py_ssize_t nbytes = plan.splits * plan.tiles_size
     cdef Py_ssize_t wave = min(plan.blocks, CACHED_TILE_BYTES // nbytes) if nbytes else plan.blocks
+    if wave == 0 and nbytes <= SPREAD_TILE_BYTES and is_spread(p, A) and (not has_b(p.op) or is_spread(p, B)):
+        wave = 1
     plan.caches_inputs = wave >= (plan.blocks if is_loss(p.op) else 1)
     if plan.caches_inputs:
         plan.wave = ceil_div(plan.blocks, ceil_div(plan.blocks, wave))

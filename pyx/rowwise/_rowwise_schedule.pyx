@@ -25,9 +25,10 @@ from ascend_grad._kernels cimport (
     ag_sum,
     ag_sum_add,
     ag_sum_total,
+    ag_variant,
 )
 from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, aligned, arena_alloc, ceil_div, magnitude
-from ascend_grad._rowwise_candidates cimport choose_plan, is_computed_at_once, is_plain
+from ascend_grad._rowwise_candidates cimport COPIED, choose_plan, is_computed_at_once, is_copied, is_plain
 from ascend_grad._rowwise_costs cimport plain_time
 from ascend_grad._rowwise_expanded cimport convert_inputs, expand_rows, place_expanded
 from ascend_grad._rowwise_plan cimport (
@@ -98,6 +99,46 @@ cdef void compute_strips(const Problem *p, const ag_row_kernels *kernels) noexce
         kernels.columns(&tile, NULL)
 
 
+# ---- dense copies ----------------------------------------------------------------------------------------------------
+
+cdef void copy_rows(const Problem *p, int which, char *rows, bint to_operand, ag_variant variant) noexcept nogil:
+    """Copy all rows of an operand, which has one or two axes, to adjacent rows without gaps, or from them."""
+    cdef const Operand *operand = &p.operands[which]
+    cdef ag_dim outer, inner, elements
+    outer.length, outer.from_, outer.to = 1, 0, 0
+    inner.length, inner.from_, inner.to = p.shape[p.axes - 1], operand.strides[p.axes - 1], p.n * operand.itemsize
+    elements.length, elements.from_, elements.to = p.n, operand.dim_stride, operand.itemsize
+    if p.axes > 1:
+        outer.length, outer.from_, outer.to = p.shape[0], operand.strides[0], inner.length * inner.to
+    if to_operand:
+        ag_copy_3d(
+            variant, operand.data, rows, reverse(outer), reverse(inner), reverse(elements), operand.itemsize, False
+        )
+    else:
+        ag_copy_3d(variant, rows, operand.data, outer, inner, elements, operand.itemsize, False)
+
+
+cdef void compute_copies(const Problem *p, const ag_row_kernels *kernels) noexcept nogil:
+    """Compute a small problem in dense copies of its rows."""
+    cdef double[COPIED] a, b
+    cdef uint8_t[COPIED] mask
+    cdef ag_variant variant = _cpu.active()
+    cdef ag_tile tile
+    copy_rows(p, A, <char *>a, False, variant)
+    tile.a = tile.b = tile.out = <char *>a
+    tile.mask = mask
+    tile.a_stride = tile.b_stride = tile.out_stride = p.n * p.operands[A].itemsize
+    tile.mask_stride = p.n
+    if has_b(p.op):
+        copy_rows(p, B, <char *>b, False, variant)
+        tile.b = <char *>b
+    if has_mask(p.op):
+        copy_rows(p, MASK, <char *>mask, False, variant)
+    tile.rows, tile.n, tile.scale, tile.nontemporal = p.rows, p.n, p.scale, False
+    kernels.rows(&tile)
+    copy_rows(p, OUT, <char *>a, True, variant)
+
+
 # ---- the schedule ----------------------------------------------------------------------------------------------------
 
 cdef const ag_row_kernels *kernels_of(const Problem *p, ag_dtype dtype) noexcept nogil:
@@ -111,7 +152,7 @@ cdef double serial_time(const Problem *p, Plan *serial) noexcept nogil:
     cdef const ag_row_kernels *kernels = kernels_of(p, dtype)
     cdef Layout layout
     serial.blocks = 0
-    if is_plain(p, &layout, kernels):
+    if is_plain(p, &layout, kernels) or is_copied(p):
         return plain_time(p)
     serial[0] = choose_plan(p, dtype, kernels, 1)
     return serial.cost
@@ -142,10 +183,13 @@ cdef bint compute_at_once(const Problem *p, int threads) noexcept nogil:
     cdef const ag_row_kernels *kernels = kernels_of(p, p.dtype)
     cdef Layout layout
     cdef ag_fpenv mode
-    if threads > 1 or not is_computed_at_once(p, &layout, kernels):
+    cdef bint is_in_place = is_computed_at_once(p, &layout, kernels)
+    if threads > 1 or not (is_in_place or is_copied(p)):
         return False
     mode = ag_fpenv_enter()
-    if layout == ROWS:
+    if not is_in_place:
+        compute_copies(p, kernels)
+    elif layout == ROWS:
         compute_rows(p, kernels, 0, p.rows, False)
     else:
         compute_strips(p, kernels)
