@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 import ascend_grad as ag
@@ -325,13 +326,18 @@ def _compiled(given: dict[str, Any]) -> Call:
 def agree(
     got: Sequence[np.ndarray], expected: Sequence[np.ndarray], dtype: str, terms: Sequence[float] = (0.0, 0.0, 0.0)
 ) -> bool:
-    """Return whether two sides' results are equal up to rounding; ``terms`` is as in `frameworks.agree`, per result."""
+    """Return whether two sides' results are equal up to rounding, or up to the smallest subnormal number.
+
+    ``terms`` is as in `frameworks.agree`, for each result.
+    """
+    smallest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
     wide = compute_dtype(dtype)
     # A side that rounds logits to 16 bits changes probabilities by a few units in the last place.
     tolerance = {"bfloat16": 2.0**-4, "float16": 2.0**-7}.get(dtype, TOLERANCES[dtype])
     pairs = [(a.astype(wide), b.astype(wide)) for a, b in zip(got, expected)]
     return len(got) == len(expected) and all(
-        a.shape == b.shape and bool(np.all(np.abs(a - b) <= tolerance * (np.abs(b) + np.abs(b).max(initial=term))))
+        a.shape == b.shape
+        and bool(np.all(np.abs(a - b) <= tolerance * (np.abs(b) + np.abs(b).max(initial=term)) + smallest))
         for (a, b), term in zip(pairs, terms)
     )
 

@@ -150,6 +150,15 @@ cdef double vector_ratio(const Plan *plan) noexcept nogil:
     return (AG_MAX_LANES // 2 if plan.tile_dtype == AG_FLOAT64 else AG_MAX_LANES) / <double>lanes
 
 
+cdef bint are_packed(const Problem *p, Py_ssize_t width) noexcept nogil:
+    """Return whether columns of this width follow each other without gaps in every operand, so that vectors span several."""
+    cdef int i
+    for i in range(OPERANDS):
+        if is_used(p, i) and i != MASK and p.operands[i].dim_stride != width * p.operands[i].itemsize:
+            return False
+    return True
+
+
 cdef double kernel_time(const Problem *p, const Plan *plan) noexcept nogil:
     """Return the nanoseconds of the arithmetic of all rows."""
     cdef Kernel kernel = FORWARD[<int>plan.tile_dtype] if is_forward(p.op) else BACKWARD[<int>plan.tile_dtype]
@@ -158,7 +167,7 @@ cdef double kernel_time(const Problem *p, const Plan *plan) noexcept nogil:
     cdef double slower = vector_ratio(plan), time
     if plan.by_columns:
         columns = width
-        if plan.layout == COLUMNS and not (width <= AG_PACKED_COLUMNS and p.operands[OUT].dim_stride == width * p.operands[OUT].itemsize):
+        if plan.layout == COLUMNS and not (width <= AG_PACKED_COLUMNS and are_packed(p, width)):
             columns = ceil_div(width, lanes) * lanes + (lanes if width % lanes else 0)  # partial vectors are slow
         time = kernel.column_element * slower * p.n * p.rows * columns / width
         if p.n > plan.kernels.strip_rows or width < AG_STRIP_COLUMNS:

@@ -36,7 +36,7 @@ from ascend_grad.bench.case import BACKWARD, FORWARD, MASKED, Case
 from ascend_grad.bench.measure import DisagreementError, Repeats
 from ascend_grad.bench.parallel.measure import ParallelResults
 from ascend_grad.bench.results import STREAM, Results, Row, Worst
-from ascend_grad.bench.sides import rowwise
+from ascend_grad.bench.sides import linear, rowwise
 from ascend_grad.cli.main import main
 
 #: The folder of the sources, which have the documents and results. The tests run against an installed package.
@@ -139,19 +139,24 @@ def test_a_rival_with_other_values_is_refused(step, monkeypatch, hasty):
         measure.measure(small_case("softmax"), 1)
 
 
+@pytest.mark.parametrize(
+    "agree",
+    [frameworks.agree, lambda got, expected, dtype: linear.agree([got], [expected], dtype)],
+    ids=["row-wise", "linear"],
+)
 @pytest.mark.parametrize("dtype_of", list(DTYPES))
-def test_agreement_is_up_to_rounding(dtype_of):
+def test_agreement_is_up_to_rounding(dtype_of, agree):
     values = np.linspace(-1, 1, 1000).astype(DTYPES[dtype_of])
     one_step = (
         np.nextafter(values, values.dtype.type(2)) if dtype_of != "bfloat16" else values * values.dtype.type(1.01)
     )
-    assert frameworks.agree(one_step, values, dtype_of)
-    assert not frameworks.agree(values * values.dtype.type(1.25), values, dtype_of)
-    assert not frameworks.agree(np.full_like(values, np.nan), values, dtype_of)
-    assert not frameworks.agree(values[1:], values, dtype_of)
+    assert agree(one_step, values, dtype_of)
+    assert not agree(values * values.dtype.type(1.25), values, dtype_of)
+    assert not agree(np.full_like(values, np.nan), values, dtype_of)
+    assert not agree(values[1:], values, dtype_of)
     smallest = np.full(10, ml_dtypes.finfo(values.dtype).smallest_subnormal, values.dtype)
-    assert frameworks.agree(smallest + smallest, smallest, dtype_of)
-    assert not frameworks.agree(smallest * values.dtype.type(3), smallest, dtype_of)
+    assert agree(smallest + smallest, smallest, dtype_of)
+    assert not agree(smallest * values.dtype.type(3), smallest, dtype_of)
 
 
 def test_settings_are_restored(hasty):
