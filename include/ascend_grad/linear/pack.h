@@ -134,7 +134,9 @@ AG_INLINE V K(load_values)(const char *p, ptrdiff_t n)
     if (n == VL * PAIR) {
         memcpy(&v, p, sizeof v);
     } else {
-#if AG_IS_DOT
+#if AG_IS_DOT && AG_IS_AVX512
+        v = (V)_mm512_maskz_loadu_epi16((__mmask32)((1u << n) - 1), p);
+#elif AG_IS_DOT
         memcpy(&v, p, (size_t)n * 2);
 #else
         v = V_(load_partial)(p, n);
