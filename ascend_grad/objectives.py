@@ -140,7 +140,7 @@ def _training_data(function: str, y_true: Any, y_pred: Any, weight: Any) -> tupl
     scores = np.asarray(y_pred)
     if scores.ndim != 2 or scores.shape[1] < 2:
         raise ParamInvalidError(
-            f"{function}: y_pred: expected scores of shape (n_samples, n_classes) of at least 2 classes (num_class), "
+            f"{function}: y_pred: expected scores of shape (n_samples, n_classes) with at least 2 classes (num_class), "
             f"got shape {scores.shape}"
         )
     if weight is not None:
@@ -223,7 +223,7 @@ class scipy_multinomial:
             )
         if target.shape != features.shape[:1] or target.dtype.kind not in "iu" or not target.size or target.min() < 0:
             raise ParamInvalidError(
-                f"scipy_multinomial: y: expected classes from 0 on, integers of shape {features.shape[:1]}, got "
+                f"scipy_multinomial: y: expected integer classes of at least 0, shape {features.shape[:1]}, got "
                 f"{target.dtype} of shape {target.shape}"
             )
         self._features = features if features.dtype.kind == "f" else features.astype(np.float64)

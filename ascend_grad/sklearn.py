@@ -163,7 +163,7 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
         check_classification_targets(labels)
         self.classes_, target = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"expected samples of at least 2 classes, got one class: {self.classes_[0]}")
+            raise ValueError(f"y: expected at least 2 classes, got one class: {self.classes_[0]}")
         weight = self._sample_weight(features, labels, target, sample_weight)
         total = len(target) if weight is None else float(weight.sum(dtype=np.float64))
         problem = scipy_multinomial(
@@ -221,7 +221,7 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
         start = np.concatenate(fitted, dtype=np.float64)
         if start.shape != zeros.shape or self.coef_.shape[1] != features:
             raise ValueError(
-                f"warm_start: expected the classes and features of the fit before, which made coefficients of shape "
+                f"warm_start: expected the classes and features of the previous fit, with coefficients of shape "
                 f"{self.coef_.shape}, got {len(self.classes_)} classes and {features} features"
             )
         return start

@@ -163,9 +163,9 @@ def test_numpy_does_not_mix():
     x = np.zeros((2, 3))
     error = outcome(ag.softmax_backward, torch.zeros(2, 3, dtype=torch.float64), x)
     assert type(error) is TYPE
-    assert "output: expected an array of torch, as grad_output is one, got one of numpy" in str(error)
+    assert "output: expected an array of torch, like grad_output, got one of numpy" in str(error)
     error = outcome(ag.softmax_backward, x, torch.zeros(2, 3, dtype=torch.float64))
-    assert "output: expected an array of numpy, as grad_output is one, got one of torch" in str(error)
+    assert "output: expected an array of numpy, like grad_output, got one of torch" in str(error)
 
 
 @pytest.mark.parametrize("operator", [GRADIENT, STATISTICS, WHOLE])
@@ -234,9 +234,9 @@ def refused() -> dict[str, tuple[torch.Tensor, str]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return {
-            "grad": (x.clone().requires_grad_(), "a tensor that does not require grad (ascend_grad.torch takes those"),
-            "parameter": (torch.nn.Parameter(x), "a tensor that does not require grad (ascend_grad.torch takes those"),
-            "negative": (torch.complex(x, x).conj().imag, "resolve_neg() makes one"),
+            "grad": (x.clone().requires_grad_(), "got one that does; use ascend_grad.torch, or pass "),
+            "parameter": (torch.nn.Parameter(x), "got one that does; use ascend_grad.torch, or pass "),
+            "negative": (torch.complex(x, x).conj().imag, ".resolve_neg()"),
             "sparse": (x.to_sparse(), "got layout torch.sparse_coo"),
             "compressed": (x.to_sparse_csr(), "got layout torch.sparse_csr"),
             "opaque": (x.to_mkldnn(), "got layout torch._mkldnn"),
