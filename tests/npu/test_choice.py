@@ -212,7 +212,7 @@ def test_check_command(device, capsys, tmp_path):
     assert text.startswith("backend npu: 2 devices, Ascend910B2\n")
     for operator in ALL:
         assert any(line.split() == [operator, "pass"] for line in text.splitlines())
-    assert text.count("float64         0 not here\n    not taken: ") == len(table.OPERATORS)
+    assert text.count("float64         0 unsupported\n    unsupported: ") == len(table.OPERATORS)
     assert os.path.getsize(tmp_path / "check.json") > 1000
 
 
