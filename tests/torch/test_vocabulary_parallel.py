@@ -193,7 +193,7 @@ def test_one_row_and_autocast(outcomes):
         ("cce reduce_e_grad", NotImplementedError, "with vocab_parallel_options: reduce_e_grad: not supported"),
         ("cce stop", ag.ParamInvalidError, "c: expected "),
         ("cce impl", ag.ParamInvalidError, "impl: expected None or one of cce, "),
-        ("cce shift", ag.ParamInvalidError, "shift: expected an int from 0 to below 9, got 9"),
+        ("cce shift", ag.ParamInvalidError, "shift: expected an int in [0, 9), got 9"),
         (
             "make_fx in one process",
             NotImplementedError,
