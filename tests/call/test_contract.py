@@ -263,7 +263,7 @@ def test_arithmetic_on_results_is_refused():
         lambda: result + result,
     )
     for call in calls:
-        with pytest.raises(TypeError, match="not a number; its field"):
+        with pytest.raises(TypeError, match="not a number; use its field"):
             call()
 
 
