@@ -116,7 +116,11 @@ def test_the_chain_of_files():
         (GRADIENT, ("--input-grad-out", "a.npy", "--workspace-bytes", "7"), "workspace_bytes: expected"),
         (GRADIENT, ("--input-grad-out", "a.npy", "--dtype", "bfloat16"), "int16 or uint16, not float32"),
         ("fused_cross_entropy_loss_with_max_sum", ("--softmax-out", "a.npy"), "the call has no result softmax"),
-        ("fused_cross_entropy_loss_with_max_sum", ("--loss-out", "a.npy"), "makes softmax: name a file for it"),
+        (
+            "fused_cross_entropy_loss_with_max_sum",
+            ("--loss-out", "a.npy"),
+            "has the result softmax; name a file for it",
+        ),
     ],
 )
 def test_linear_calls_that_are_refused(operator, options, message, capsys):

@@ -89,7 +89,7 @@ def test_an_input_in_the_place_of_the_result(capsys):
     save(g=np.zeros(3), y=np.zeros(3))
     for inputs in (("g.npy", "y.npy"), ("g.npy",)):
         message = refused(capsys, "softmax_backward", *inputs, "--output", "dx.npy")
-        assert message == "name a file for a result, with -o (--output is the forward result, an input)"
+        assert message == "name a file for a result, with -o (--output is an input, the forward result)"
     assert refused(capsys, "softmax", "y.npy") == "name a file for a result, with -o"
 
 

@@ -382,7 +382,7 @@ def test_floating_targets_are_refused(option, capsys):
     ):
         np.save("targets.npy", floating)
         message = refused(capsys, *INPUTS, option, "out", command="score")
-        expected = f"expected ids of an integer dtype, got float64 of shape {floating.shape} ({advice})"
+        expected = f"expected ids of an integer dtype, got float64 of shape {floating.shape}; {advice}"
         assert message == f"targets.npy: {expected}"
 
 
