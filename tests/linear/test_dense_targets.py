@@ -160,7 +160,7 @@ def test_leading_dimensions(dtype):
         ({"target": np.zeros((2, 5))}, r"target: expected shape \(2, 4\), as floating targets are probabilities"),
         (
             {"target": np.zeros(2)},
-            r"target: expected an integer dtype, or shape \(2, 4\), as .*, got float64 of shape \(2,\) \(target.astype",
+            r"target: expected an integer dtype, or shape \(2, 4\), as .*, got float64 of shape \(2,\); target.astype",
         ),
         ({"outputs": ("log_prob",)}, "outputs: expected no output of a single target, as target holds probabilities"),
         (

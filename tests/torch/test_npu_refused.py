@@ -65,7 +65,7 @@ def test_what_does_not_mix_is_refused_before_values_are_read(torch_npu, device, 
         lambda: ag.fused_linear_cross_entropy_loss_grad(grad, x, w, mask, moved[2], softmax=softmax),
         lambda: ag.fused_linear_cross_entropy_loss_grad(there[3], *there[:2], moved[0], bad, softmax=moved[3]),
     ):
-        with pytest.raises(ag.ParamTypeError, match=r"expected an array on device 0, .* got an array on the host"):
+        with pytest.raises(ag.ParamTypeError, match=r"expected an array on device 0, .* got one on the host"):
             call()
         assert waits.counted() == {}
     for reduction in ("mean", "sum"):
@@ -82,7 +82,9 @@ def test_tensors_that_are_refused():
         ag.softmax(x.clone().requires_grad_())
     with pytest.raises(ag.ParamTypeError, match="out: expected a tensor that does not require grad"):
         ag.softmax(x, out=x.clone().requires_grad_())
-    with pytest.raises(ag.ParamTypeError, match=r"softmax: input: expected a tensor that computes as torch.Tensor"):
+    with pytest.raises(
+        ag.ParamTypeError, match=r"softmax: input: expected a tensor whose class does not override torch"
+    ):
         ag.softmax(x.as_subclass(type("Mine", (torch.Tensor,), {"__torch_function__": classmethod(print)})))
     with pytest.raises(ag.ParamTypeError, match=r"expected a tensor with memory, got one of .*; use ascend_grad.torch"):
         torch.vmap(ag.softmax)(x)
