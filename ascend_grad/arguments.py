@@ -67,10 +67,10 @@ def warn(message: str) -> None:
 def refuse_lazy(value: object) -> None:
     """Raise for arrays that dask would compute completely as soon as an element is read."""
     if hasattr(type(value), "__dask_graph__") and value.__dask_graph__() is not None:  # type: ignore[attr-defined]
-        ways = "ascend_grad.dask takes such arrays, compute() computes them"
+        advice = "use ascend_grad.dask, or pass its compute()"
         if type(value).__module__.startswith("xarray."):
-            ways = "xarray.apply_ufunc applies functions to its blocks, compute() computes it"
-        raise TypeError(f"it is yet to be computed by dask ({ways})")
+            advice = "use xarray.apply_ufunc, or pass its compute()"
+        raise TypeError(f"dask has not computed it yet; {advice}")
 
 
 def any_array(value: object, name: str, operator: str | None) -> np.ndarray:
@@ -83,7 +83,8 @@ def any_array(value: object, name: str, operator: str | None) -> np.ndarray:
     except Exception as error:  # an object's own conversion may raise anything
         _check_dense(value, name, operator)
         raise ParamTypeError(
-            f"{name}: expected an array, got {type(value).__name__}, which does not convert: {error}", operator=operator
+            f"{name}: expected an array, got {type(value).__name__}, which cannot be converted: {error}",
+            operator=operator,
         ) from error
 
 
@@ -106,22 +107,23 @@ def _check_dense(value: object, name: str, operator: str | None) -> None:
 def advice_on_module(value: object) -> str:
     """Return what to pass instead of a layer of torch, or nothing if the value is no such layer."""
     layers = getattr(sys.modules.get("torch.nn"), "Linear", ())
-    return " (pass layer.weight)" if isinstance(value, layers) else ""
+    return "; pass layer.weight" if isinstance(value, layers) else ""
 
 
 def advice_on_gradient(number: object, name: str) -> str:
     """Return what to pass instead of a number that requires grad, as autograd would not record its conversion."""
-    return f" ({name}.detach() is one)" if getattr(number, "requires_grad", False) else ""
+    return f"; pass {name}.detach()" if getattr(number, "requires_grad", False) else ""
 
 
 def check_class(kind: type, name: str, operator: str | None) -> None:
     """Refuse classes of arrays that have more than elements, as conversion would drop the rest."""
     if arrays.has_own_arithmetic(kind):
-        way = "x.filled(value)" if issubclass(kind, np.ma.MaskedArray) else "numpy.asarray(x)"
-        expected = f"an array that computes as numpy.ndarray does ({way} makes one of its elements)"
-        got = f"{kind.__module__}.{kind.__qualname__}"
-        if issubclass(kind, np.ma.MaskedArray) and "target" in name:
-            got += f" ({name}.filled(-100) ignores masked rows)"
+        expected, advice = "an array whose class has the arithmetic of numpy.ndarray", f"pass numpy.asarray({name})"
+        if issubclass(kind, np.ma.MaskedArray):
+            expected, advice = "an array without a mask", f"pass {name}.filled(value)"
+            if "target" in name:
+                advice = f"pass {name}.filled(-100), which ignores masked rows"
+        got = f"{kind.__module__}.{kind.__qualname__}; {advice}"
         raise ParamTypeError(f"{name}: expected {expected}, got {got}", operator=operator)
 
 
@@ -141,7 +143,7 @@ def converted_by_numpy(value: object, name: str, operator: str | None = None) ->
     if array.dtype == object:
         _check_dense(value, name, operator)
         if hasattr(type(value), "to_numpy"):  # a table
-            got = f"{type(value).__name__} of objects; pass to_numpy() of its numeric columns"
+            got = f"{type(value).__name__} of objects; pass the numeric columns by to_numpy()"
             raise ParamTypeError(f"{name}: expected numbers, got {got}", operator=operator)
     if array.dtype != object:  # a recursive list gives an object array
         for kind in arrays.classes_within(value):

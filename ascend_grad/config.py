@@ -25,7 +25,7 @@ def choice(
         _fail(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
     if reason := unsupported_reason(value):
         supported = [each for each in choices if not unsupported_reason(each)]
-        _fail(f"{name}: this machine supports {', '.join(supported)}, got {value!r}: {reason}")
+        _fail(f"{name}: expected one of {', '.join(supported)} on this machine, got {value!r}: {reason}")
     SETTINGS[name] = value
     return value
 

@@ -51,7 +51,7 @@ class ContextChoice:
         place = next((i for i in reversed(range(len(blocks))) if blocks[i].owner is self), None)
         if place is None:
             name = f"{type(self).__name__}({self._value!r})"
-            raise RuntimeError(f"{name}: there is no block of it to leave in this thread or task")
+            raise RuntimeError(f"{name}: expected an open `with` block of it in this thread or task, got none")
         outer = blocks.pop(place).outer
         if place == len(blocks):
             self._variable.set(_Choice(outer, blocks=tuple(blocks)))

@@ -90,7 +90,7 @@ def explain(op_name: str, *args: Any, **kwargs: Any) -> Explanation:
     >>> import ascend_grad as ag
     >>> backend, reason = ag.explain("softmax", [1.0, 2.0], backend="cpu")
     >>> backend, reason
-    ('cpu', 'asked for by the backend argument')
+    ('cpu', 'requested by the backend argument')
     >>> ag.explain("softmax", [1.0, 2.0], backend="cpu").plan
     'rows in place'
     """

@@ -42,7 +42,7 @@ def xgboost_softmax(y_true: Any, y_pred: Any, sample_weight: ArrayLike | None = 
     Parameters
     ----------
     y_true : array_like, shape (n_samples,)
-        The classes, from 0 on. `xgboost.train` passes the scores here instead.
+        The classes, integers of at least 0. `xgboost.train` passes the scores here instead.
     y_pred : array_like, shape (n_samples, n_classes)
         The scores before the softmax. `xgboost.train` passes its DMatrix here, which has classes and weights.
     sample_weight : array_like, shape (n_samples,), optional
@@ -87,7 +87,7 @@ def lightgbm_softmax(y_true: Any, y_pred: Any, weight: ArrayLike | None = None) 
     Parameters
     ----------
     y_true : array_like, shape (n_samples,)
-        The classes, from 0 on. `lightgbm.train` passes the scores here instead.
+        The classes, integers of at least 0. `lightgbm.train` passes the scores here instead.
     y_pred : array_like, shape (n_samples, n_classes)
         The scores before the softmax, in C or Fortran order. `lightgbm.train` passes its Dataset here, which has
         classes and weights.
@@ -121,14 +121,14 @@ def lightgbm_softmax(y_true: Any, y_pred: Any, weight: ArrayLike | None = None) 
     hess = np.empty_like(grad)
     # The magnitude of the gradient is p, or 1 - p at the target: both give p (1 - p). The loop over classes keeps each
     # class, which is contiguous in LightGBM's scores, in the cache.
-    for source, grad_of_class, hess_of_class in zip(exact.T, grad.T, hess.T):
-        magnitude = np.abs(source)
+    for exact_of_class, grad_of_class, hess_of_class in zip(exact.T, grad.T, hess.T):
+        magnitude = np.abs(exact_of_class)
         factor = 1 - magnitude
         factor *= classes / (classes - 1)
         if weight is not None:
             factor *= weight
-            source = source * weight
-        grad_of_class[:] = source
+            exact_of_class = exact_of_class * weight
+        grad_of_class[:] = exact_of_class
         np.multiply(magnitude, factor, out=hess_of_class, casting="same_kind")
     return grad, hess
 
@@ -140,7 +140,7 @@ def _training_data(function: str, y_true: Any, y_pred: Any, weight: Any) -> tupl
     scores = np.asarray(y_pred)
     if scores.ndim != 2 or scores.shape[1] < 2:
         raise ParamInvalidError(
-            f"{function}: y_pred: expected scores of shape (n_samples, n_classes) of at least 2 classes (num_class), "
+            f"{function}: y_pred: expected scores of shape (n_samples, n_classes) with at least 2 classes (num_class), "
             f"got shape {scores.shape}"
         )
     if weight is not None:
@@ -165,17 +165,19 @@ class scipy_multinomial:
     X : array_like or sparse array of SciPy, shape (n_samples, n_features)
         The features, float32 or float64. Other numbers become float64. A sparse array has the format CSR.
     y : array_like of int, shape (n_samples,)
-        The classes, from 0 on.
+        The classes, integers of at least 0.
     n_classes : int, optional
         The number of classes; default: the largest class plus 1.
     sample_weight : array_like, shape (n_samples,), optional
         Factors of the rows' losses, by whose sum the mean divides.
     l2 : float, default 0.0
-        The factor of the penalty, which leaves out the intercepts. scikit-learn's `C` is ``1 / (l2 * n_samples)``.
+        The factor of the penalty, which leaves out the intercepts. scikit-learn's `C` corresponds to
+        ``l2 = 1 / (C * n_samples)``; with weights, `n_samples` is their sum.
     fit_intercept : bool, default True
         Whether each class has an intercept.
     reference_class : bool, default False
-        Whether the coefficients and the intercept of class 0 are fixed at 0, as in statsmodels' ``MNLogit``.
+        Whether the coefficients and the intercept of class 0 are fixed at 0, as in statsmodels' ``MNLogit``. They are
+        not in the optimiser's vector; `unpack` returns them as zeros.
     num_threads : int, optional
         Number of threads, as in `linear_cross_entropy`.
 
@@ -186,9 +188,10 @@ class scipy_multinomial:
 
     Notes
     -----
-    The vector of the optimiser has the coefficients of one class after another, then the intercepts. `fun` and `jac`
-    compute both results and keep them for the next call with the same vector. Sums over rows of float32 are rounded to
-    float32 only in the gradient, so that L-BFGS can tell losses apart that differ little.
+    The vector of the optimiser has the coefficients of one class after another, then the intercepts. The first call of
+    `fun` or `jac` at a vector computes both results in one pass over the rows; the other one then returns its result
+    without a pass. The losses of float32 rows are added up in float64, so that L-BFGS can tell apart losses that differ
+    little.
 
     Examples
     --------
@@ -223,7 +226,7 @@ class scipy_multinomial:
             )
         if target.shape != features.shape[:1] or target.dtype.kind not in "iu" or not target.size or target.min() < 0:
             raise ParamInvalidError(
-                f"scipy_multinomial: y: expected classes from 0 on, integers of shape {features.shape[:1]}, got "
+                f"scipy_multinomial: y: expected integer classes of at least 0, shape {features.shape[:1]}, got "
                 f"{target.dtype} of shape {target.shape}"
             )
         self._features = features if features.dtype.kind == "f" else features.astype(np.float64)

@@ -52,12 +52,14 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
     Parameters
     ----------
     C : float, default 1.0
-        The inverse of the penalty's strength; ``np.inf``: no penalty. Intercepts have no penalty.
+        The inverse of the penalty's strength; ``np.inf``: no penalty. Intercepts have no penalty. The objective is that
+        of `scipy_multinomial` with ``l2 = 1 / (C * n_samples)``; with weights, `n_samples` is their sum.
     solver : {"lbfgs", "trust-ncg"}, default "lbfgs"
-        The method of `scipy.optimize.minimize`. "trust-ncg" is a Newton method with products of the Hessian, which
-        takes few iterations, each of several passes over the samples.
+        The method of `scipy.optimize.minimize`. "trust-ncg" is a trust-region Newton method with products of the
+        Hessian and vectors. It needs few iterations, each with several passes over the samples.
     tol : float, default 1e-4
-        The fit ends when no element of the gradient of the mean loss is larger, or with "trust-ncg" its norm.
+        The fit ends when no element of the gradient of the objective, or with "trust-ncg" its norm, is larger. For
+        float32 data, rounding keeps the gradient from falling below about 1e-6.
     fit_intercept : bool, default True
         Whether each class has an intercept.
     class_weight : dict or "balanced", optional
@@ -65,7 +67,7 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
     max_iter : int, default 100
         The largest number of iterations.
     warm_start : bool, default False
-        Whether a fit starts from the coefficients of the fit before.
+        Whether a fit starts from the coefficients of the previous fit.
 
     Attributes
     ----------
@@ -85,8 +87,8 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
     Notes
     -----
     float32 data are fitted in float32, all others in float64. Sparse arrays of SciPy are fitted without a dense copy;
-    formats other than CSR are converted, and the solver "trust-ncg" refuses them. The number of threads is that of
-    `set_num_threads`.
+    formats other than CSR are converted, and the solver "trust-ncg" refuses sparse arrays. A fit uses the number of
+    threads of `set_num_threads`.
 
     Examples
     --------
@@ -163,7 +165,7 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
         check_classification_targets(labels)
         self.classes_, target = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(f"expected samples of at least 2 classes, got one class: {self.classes_[0]}")
+            raise ValueError(f"y: expected at least 2 classes, got one class: {self.classes_[0]}")
         weight = self._sample_weight(features, labels, target, sample_weight)
         total = len(target) if weight is None else float(weight.sum(dtype=np.float64))
         problem = scipy_multinomial(
@@ -221,7 +223,7 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
         start = np.concatenate(fitted, dtype=np.float64)
         if start.shape != zeros.shape or self.coef_.shape[1] != features:
             raise ValueError(
-                f"warm_start: expected the classes and features of the fit before, which made coefficients of shape "
+                f"warm_start: expected the classes and features of the previous fit, with coefficients of shape "
                 f"{self.coef_.shape}, got {len(self.classes_)} classes and {features} features"
             )
         return start

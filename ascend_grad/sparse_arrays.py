@@ -30,14 +30,14 @@ class SparseRows:
             got = f"{type(matrix).__name__} of shape {tuple(matrix.shape)}"
             raise ParamInvalidError(f"{name}: expected a sparse array with 2 dimensions, got {got}", operator=operator)
         if matrix.format != "csr":  # SciPy's conversion of a wrong structure could read beyond its arrays
-            message = f"{name}: expected a sparse array of the format CSR, got {matrix.format}; pass {name}.tocsr()"
+            message = f"{name}: expected a sparse array in CSR format, got {matrix.format}; pass {name}.tocsr()"
             raise ParamTypeError(message, operator=operator)
         self.shape = int(matrix.shape[0]), int(matrix.shape[1])
         parts: list[Any] = [getattr(matrix, each, None) for each in ("data", "indices", "indptr")]
         if not all(isinstance(each, np.ndarray) and each.ndim == 1 for each in parts) or any(
             each.dtype.kind not in "iu" for each in parts[1:]
         ):
-            message = f"{name}: expected a sparse array whose data, indices and indptr are vectors, got other objects"
+            message = f"{name}: expected a sparse array with vectors as data, indices and indptr, got other objects"
             raise ParamTypeError(message, operator=operator)
         data, indices, indptr = map(np.asarray, parts)  # without the class of memory-mapped arrays
         dtype = data.dtype.newbyteorder("=")
@@ -70,11 +70,11 @@ class SparseRows:
 
     def refuse_starts(self, operator: str) -> None:
         """Raise the error about starts of rows that no valid array has."""
-        _refuse("indptr does not begin with 0, descends, or ends beyond the elements", operator)
+        _refuse("whose indptr does not begin with 0, decreases, or exceeds the number of elements", operator)
 
     def refuse_columns(self, operator: str) -> None:
         """Raise the error about the column of an element."""
-        _refuse(f"an index of a column is not in [0, {self.shape[1]})", operator)
+        _refuse(f"with a column index outside [0, {self.shape[1]})", operator)
 
     def toarray(self, operator: str) -> NDArray:
         """Return the elements as a dense array. Elements of one place are added up."""
@@ -91,7 +91,7 @@ class SparseRows:
 
 
 def _refuse(reason: str, operator: str) -> None:
-    raise ParamInvalidError(f"input: expected a valid sparse array, but {reason}", operator=operator)
+    raise ParamInvalidError(f"input: expected a valid sparse array, got one {reason}", operator=operator)
 
 
 def is_sparse(value: object) -> TypeGuard[Any]:

@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="write the results, and the tables of the documents")
     arguments = parser.parse_args()
     if arguments.keep and arguments.filter:
-        parser.error("--keep takes a full run, without --filter")
+        parser.error("--keep needs a full run, without --filter")
     threads = arguments.threads or ag.get_num_threads()
     rows = [measure(case, threads) for case in (*FITS, *OBJECTIVES) if arguments.filter in case.name]
     for _ in range(ATTEMPTS - 1):

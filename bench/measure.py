@@ -203,7 +203,7 @@ def agreeing(name: str, comparison: Comparison) -> tuple[dict[str, Call], dict[s
         elif side in OTHER_CALLS.values() or side.startswith((OWN, "numpy")):
             raise DisagreementError(f"{side} computes other values than {OWN}")
         else:
-            warnings.warn(f"{name}: {side} computes other values and takes no part", stacklevel=3)
+            warnings.warn(f"{name}: {side} computes other values and is left out", stacklevel=3)
     return calls, seconds
 
 

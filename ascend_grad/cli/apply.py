@@ -43,18 +43,18 @@ INPUTS = {
     "grad_output": "gradient with respect to the forward result",
     "output": "forward result",
     "y": "forward result",
-    "x": "values to take the softmax of",
+    "x": "input of the softmax",
     "mask": "bool, True where masked out",
     "grad": "gradient with respect to the loss of each row",
     "weight": "the layer's weight, a row for each entry of the vocabulary",
-    "target": "the id of each row's target",
-    "target_mask": "bool, or uint8 with a bit for each row: set where the target lives in another shard",
-    "masked_target": "the row of weight that is each row's target",
+    "target": "class id of each row",
+    "target_mask": "bool, or uint8 with a bit for each row: set if the target is in another shard",
+    "masked_target": "row of weight that is the target of each row",
     "logits_max": "largest logit of each row",
     "sum_exp_logits": "sum of exp(logit - largest) of each row",
-    "predicted_logits": "logit - largest of each row's target",
+    "predicted_logits": "logit of each row's target, minus the largest logit of the row",
     "softmax": "probabilities; if given, logits_max and sum_exp_logits are not needed",
-    "vocab_parallel_logits": "logits, for the softmax",
+    "vocab_parallel_logits": "logits, from which the softmax is computed",
     "bias": "the layer's bias",
 }
 #: The types of arguments by the words that their annotations begin with.
@@ -66,13 +66,12 @@ SUMMARY = "apply an operator to .npy files and Zarr arrays of any size"
 DESCRIPTION = """\
 Apply an operator to arrays of any size, in .npy files or in Zarr arrays.
 
-Row-wise operators compute the files in parts; the result is the same, bit for bit, as that of one call. The linear
-operators and cross_entropy are one call on the whole files. Large files are mapped, so that they need not fit into
-memory.
+Row-wise operators compute the files in parts; the result has the same bits as that of one call. The linear operators
+and cross_entropy compute whole files in one call. Large files are mapped, so they need not fit into memory.
 
-Each result is a file of its own, and a line on stdout that names it, with its dtype, its shape and the time. Row-wise
-operators take about as long as the disk takes to read the inputs and to write the result. They and cross_entropy also
-take Zarr arrays; if such a run is ended, the same command goes on from there.
+Each result is a separate file. A line on stdout has its name, dtype and shape, and the time. Row-wise operators take
+about as long as the disk takes to read the inputs and to write the result. They and cross_entropy also accept Zarr
+arrays; if such a run is interrupted, the same command continues it.
 """
 EPILOG = """\
 examples:
@@ -90,14 +89,13 @@ examples:
 'ascend-grad apply OP --help' lists the options of an operator.
 """
 FILES = """\
-An input is a .npy file. A result is written in the format of .npy files under the very name that is given, without a
-suffix added to it. It appears there when all results are complete; until then the name is untouched.
+An input is a .npy file. A result is a .npy file with exactly the given name; no suffix is added. It appears when all
+results are complete; until then, an existing file of this name stays as it is.
 """
 ZARR = """\
 
-The inputs can also be Zarr arrays; the result is another one. Until it is complete, its finished parts
-are in the hidden directory .NAME.ascend-grad-part next to it. The same command goes on from there, and does not compute
-them again.
+The inputs can also be Zarr arrays; the result is then a Zarr array. Until it is complete, its finished parts are in the
+hidden directory .NAME.ascend-grad-part next to it. The same command does not compute them again.
 """
 STATUSES = exit_statuses("all results are written")
 
@@ -128,32 +126,34 @@ def _add_operator(subparsers, operator: Operator) -> None:
     if operator is table.CROSS_ENTROPY:
         inputs["input"] = "the logits"
     else:
-        inputs["input"] = "the layer's input" if operator in table.LINEAR else "values to take the softmax of"
+        inputs["input"] = "the layer's input" if operator in table.LINEAR else "input of the softmax"
     order = ", ".join(map(_option, operator.array_names))
-    parser.add_argument("inputs", nargs="*", metavar="FILE", help=f"the inputs by position: {order}")
+    parser.add_argument("inputs", nargs="*", metavar="FILE", help=f"input files in the order {order}")
     for name in operator.array_names:
-        parser.add_argument(_option(name), metavar="FILE", help=f"{inputs[name]}; required, here or by position")
+        parser.add_argument(
+            _option(name), metavar="FILE", help=f"{inputs[name]}; required, as an option or by position"
+        )
     for name in _optional_files(operator):
         parser.add_argument(_option(name), metavar="FILE", help=inputs[name])
     for name, (kind, default) in _settings(operator).items():
         if default is inspect.Parameter.empty:
-            parser.add_argument(_option(name), type=kind, required=True, metavar="N", help="required")
+            parser.add_argument(_option(name), type=kind, required=True, metavar="N", help=f"{name}; required")
         elif name == "axis":
             group = parser.add_mutually_exclusive_group()
             # With a default, argparse would not notice an option that repeats it beside the other one.
-            text = f"the axis that is reduced (default: {default})"
+            text = f"axis to reduce (default: {default})"
             group.add_argument("--axis", type=kind, dest=name, default=argparse.SUPPRESS, metavar="N", help=text)
             group.add_argument("--dim", type=kind, dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         else:
             text = f"{plain(OPTIONS[name].text)} (default: %(default)s)" if name in OPTIONS else "default: %(default)s"
             parser.add_argument(_option(name), type=kind, default=default, metavar="N", help=text)
     if "reduction" in operator.parameters:
-        text = "a loss for each row, or their mean or sum (default: %(default)s)"
+        text = "none: a loss for each row; mean, sum: one loss (default: %(default)s)"
         parser.add_argument("--reduction", choices=REDUCTIONS, default=REDUCTIONS[0], help=text)
     results = _result_options(operator)
     for name, option in results.items():
         flags = ("-o", option) if option == "--out" else (option,)
-        text = "the result" if name == "result" else f"the result {name}"
+        text = "file of the result" if name == "result" else f"file of the result {name}"
         if len(results) == 1:
             text += "; required"
         elif operator is not table.CROSS_ENTROPY:
@@ -161,11 +161,11 @@ def _add_operator(subparsers, operator: Operator) -> None:
         parser.add_argument(*flags, metavar="FILE.npy", help=text)
     if takes_out(operator):
         text = (
-            "dtype of the result (default: as the library's). A result of bfloat16 always has elements of 2 raw bytes: "
+            "dtype of the result (default: that of the library's function). bfloat16 is written as elements of 2 raw "
         )
-        text += "np.load(file).view(ml_dtypes.bfloat16) gives the numbers"
+        text += "bytes; read it with np.load(file).view(ml_dtypes.bfloat16)"
         parser.add_argument("--out-dtype", choices=DTYPES, help=text)
-        hint = "--dtype says what elements of 2 raw bytes mean; the dtype of the result is --out-dtype"
+        hint = "--dtype is the dtype of inputs with elements of 2 raw bytes; for the result use --out-dtype"
         parser.hints = {("dtype", name): f"{hint} {name}" for name in DTYPES}
     add_file_options(parser)
     add_execution_options(parser)
@@ -177,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
     results = _results(args, operator)
     _place_inputs(args, operator)
     if getattr(args, "denominator", None) is not None and args.reduction != "mean":
-        args.usage_error("--denominator: divides a mean; add --reduction mean")
+        args.usage_error("--denominator: expected with --reduction mean only")
     names = [name for name in (*operator.array_names, *_optional_files(operator)) if getattr(args, name) is not None]
     settings = {name: getattr(args, name, default) for name, (_, default) in _settings(operator).items()}
     if operator is table.FUSED_LINEAR_CROSS_ENTROPY_LOSS_GRAD:
@@ -216,10 +216,10 @@ def _place_inputs(args: argparse.Namespace, operator: Operator) -> None:
     names = operator.array_names
     if len(args.inputs) > len(names):
         expected = "one input" if len(names) == 1 else f"{len(names)} inputs"
-        args.usage_error(f"{operator.name} takes {expected}, got {len(args.inputs)} files")
+        args.usage_error(f"{operator.name}: expected {expected}, got {len(args.inputs)} files")
     for name, path in zip(names, args.inputs):
         if getattr(args, name) is not None:
-            args.usage_error(f"{_option(name)}: given by position, too: {path}")
+            args.usage_error(f"{_option(name)}: expected one file, got another by position: {path}")
         setattr(args, name, path)
     missing = [_option(name) for name in names if getattr(args, name) is None]
     if missing:
@@ -261,7 +261,7 @@ def _results(args: argparse.Namespace, operator: Operator) -> dict[str, str]:
     paths = {name: path for name, path in paths.items() if path is not None}
     if not paths:
         one_of = "-o" if len(options) == 1 else " or ".join(options.values())
-        note = f" (--output is the {INPUTS['output']}, an input)" if "output" in operator.array_names else ""
+        note = f" (--output is an input, the {INPUTS['output']})" if "output" in operator.array_names else ""
         raise CommandError(f"name a file for a result, with {one_of}{note}")
     return paths
 

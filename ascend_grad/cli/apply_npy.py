@@ -55,10 +55,10 @@ def _specs(call: Call, targets: Iterable[str], options: dict[str, str]) -> dict[
     for name, option in options.items():
         spec = specs[name]
         if spec is None and name in targets:
-            raise CommandError(f"{option}: the call makes no {name}")
+            raise CommandError(f"{option}: the call has no result {name}")
         # Numbers of rows, as losses are, may be dropped, but nothing of the size of the logits is made in memory.
         if spec is not None and len(spec.shape) > 1 and name not in ("loss", *targets):
-            raise CommandError(f"the call makes {name}: name a file for it, with {option}")
+            raise CommandError(f"the call has the result {name}; name a file for it, with {option}")
     return {name: spec for name, spec in specs.items() if name in targets and spec is not None}
 
 

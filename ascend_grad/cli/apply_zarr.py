@@ -34,7 +34,7 @@ def run(job: Job) -> None:
 def _run_cross_entropy(job: Job) -> None:
     """Write the loss of each row, the gradient and every output to separate Zarr arrays."""
     if "correct" in job.results or job.settings["reduction"] != "none":
-        raise CommandError("cross_entropy: results of Zarr arrays have a number for each row, without a mean or a sum")
+        raise CommandError("cross_entropy: Zarr arrays need --reduction none, without --correct-out")
     inputs = {name: ZarrInput(source, job.raw_dtype_of(name)) for name, source in job.sources.items()}
     arrays = {name: each.placeholder for name, each in inputs.items()}
     job.check_raw_dtype({name: array.dtype for name, array in arrays.items()})
@@ -58,7 +58,7 @@ def _run_cross_entropy(job: Job) -> None:
         description = job.description() | {"result": name, "outputs": None, "return_grad": None, "state": state}
         results[name] = Result(path, list(job.sources.values()), array, format, description)
         if [result.target for result in results.values()].count(results[name].target) > 1:
-            raise CommandError(f"{path}: the array of two results")
+            raise CommandError(f"{path}: expected an array for each result, got this one twice")
     computed = compute(list(results.values()), 1, partial(job.bar, desc=job.operator.name))
     for result, count in zip(results.values(), computed):
         print(
@@ -104,8 +104,8 @@ def _block_lengths(shape: tuple[int, ...], cell: tuple[int, ...], dim: int, item
 
 def _check_sources(job: Job) -> None:
     if job.operator not in (*table.ROWWISE, table.CROSS_ENTROPY):
-        raise CommandError(f"{job.operator.name}: Zarr arrays are for row-wise operators")
+        raise CommandError(f"{job.operator.name}: expected a row-wise operator or cross_entropy for Zarr arrays")
     other = next(source for source in job.sources.values() if is_zarr(source))
     for source in job.sources.values():
         if not is_zarr(source):
-            raise CommandError(f"{source}: expected a Zarr array, as {other} is one")
+            raise CommandError(f"{source}: expected a Zarr array, like {other}")

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 SUMMARY = "compare speed with NumPy, PyTorch and JAX, or measure accuracy"
 DESCRIPTION = """\
-Time the operators, NumPy's formulas, and PyTorch and JAX if they are installed: the least time of five turns, all sides
-in turn. The last lines count how often each rival is slower or faster, and list where it is faster. The suites are:
+Time this library, NumPy's formulas, and PyTorch and JAX if they are installed. All take turns; the smallest of five
+times counts. The last lines count how often each rival is slower or faster, and list where it is faster. The suites:
 
 rowwise    Softmax, log-softmax and their gradients (default). "numpy 8.0×" means that NumPy takes 8 times as long;
-           "numpy dot" is NumPy's fastest form if that is not the formula as it is written; "of stream" is the fraction
-           of the speed of memory. A mode follows each case: the result goes into an existing array (out), into a new
-           one (fresh), or the call follows 20 ms of idling (idle). About twenty minutes, up to 5 GB.
+           "numpy dot" is NumPy's fastest form of the formula, if that is another one; "of stream" is the fraction of
+           the memory bandwidth. A mode follows each case: the result goes into an existing array (out), into a new one
+           (fresh), or the call follows 20 ms of idling (idle). About twenty minutes, up to 5 GB.
 linear     The linear cross-entropy operators in GFLOP/s, also as a fraction of the rate of a large square product in
            BLAS ("of BLAS"), compared with the formula in NumPy, and with PyTorch with all logits in memory and in
            chunks. Also the memory that a call takes beyond its results. About fifteen minutes, up to 6 GB.
@@ -44,12 +44,12 @@ losses     `cross_entropy` with its gradient, with options and on random problem
 programs   Calls in programs that do something else before each call: a product in NumPy or PyTorch, work in Python, a
            pause. It compares the default number of threads with explicit numbers, and with PyTorch in the same place.
            About five minutes.
-accuracy   Errors in place of times, with every CPU variant of this machine. Some minutes.
-random     Problems whose operators, ranks, shapes, dims, layouts in memory, dtypes and places of the result are drawn.
+accuracy   Errors instead of times, with every CPU variant of this machine. Some minutes.
+random     Random operators, ranks, shapes, axes, memory layouts and dtypes, and results in existing or new arrays.
            Half of the row-wise problems have strange layouts: steps, one column of several, permuted axes, stride 0.
            Every problem is measured twice, with other problems in between, and up to four times if a rival was faster,
            or if other processes disturbed it; the best measurement of each side is kept. "of the limit" is the
-           fraction of the speed of memory, or of a product in BLAS. 300 problems take about a quarter of an hour and
+           fraction of the memory bandwidth, or of the rate of BLAS. 300 problems take about a quarter of an hour and
            up to 6 GB.
 
 Tables go to stdout, progress and failures to stderr. Only the files of --json, --plot and --update-readme are written.
@@ -91,28 +91,30 @@ SUITES_OF = {
 COUNT = 300
 
 STATUSES = exit_statuses(
-    "everything was measured (no matter how fast it is)",
-    "a case failed, as where NumPy computes other values, or an error of `bench accuracy` is beyond its bound",
+    "everything was measured, whatever the speed",
+    "a case failed, for example as NumPy computes other values, or an error of `bench accuracy` exceeds its bound",
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("suite", nargs="?", choices=tuple(SUITES), default="rowwise", help="what to measure")
-    parser.add_argument("--quick", action="store_true", help="a choice of cases, a minute or two")
+    parser.add_argument("--quick", action="store_true", help="measure a selection of cases, in a minute or two")
     parser.add_argument(
         "--filter",
         action="append",
         default=[],
         metavar="TEXT",
-        help="only cases whose name contains this text; repeated: all of them",
+        help="measure only cases whose name contains TEXT; if repeated, all of the texts",
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of this library, PyTorch and NumPy's BLAS")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="number of threads of this library, PyTorch and NumPy's BLAS"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the speed to this file (needs matplotlib)")
     parser.add_argument(
         "--update-readme",
         action="store_true",
-        help="keep the results with the sources, and write the tables of the documents anew (in a source tree)",
+        help="store the results in the source tree, and update the tables of the documents",
     )
     parser.add_argument(
         "--targets", action="store_true", help="also print the targets of the library and whether they are met"
@@ -124,24 +126,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--operators",
         nargs="+",
         metavar="OP",
-        help="only these operators, or groups: rowwise, linear (default: all, three of ten problems linear ones)",
+        help="draw only these operators or groups: rowwise, linear (default: all; 3 of 10 problems are linear)",
     )
     group.add_argument(
-        "--max-elements", type=int, metavar="N", help="bound for the size of row-wise problems (default: 4194304)"
+        "--max-elements", type=int, metavar="N", help="largest size of row-wise problems (default: 4194304)"
     )
     group.add_argument(
         "--layouts",
         choices=("plain", "strange"),
-        help="only these layouts of row-wise problems (default: half of each)",
+        help="draw only these layouts of row-wise problems (default: half of each)",
     )
     group.add_argument(
-        "--max-rows", type=int, metavar="N", help="only linear problems with at most N rows or at most N classes"
+        "--max-rows", type=int, metavar="N", help="draw only linear problems with at most N rows or at most N classes"
     )
     group.add_argument(
         "--few-classes",
         action="store_true",
         default=None,
-        help="classifiers in place of these problems: 2 to 64 classes, also compared with scikit-learn",
+        help="measure classifiers with 2 to 64 classes instead, also compared with scikit-learn",
     )
 
 
@@ -187,7 +189,7 @@ def run(args: argparse.Namespace) -> int:
             else:
                 charts.speed_chart(results.rows, args.plot)
     if args.update_readme and failures:
-        print("ascend-grad bench: the documents stay as they are", file=sys.stderr)
+        print("ascend-grad bench: the documents are not updated", file=sys.stderr)
     elif args.update_readme:
         documents.keep(documents.file_of(suite, args.seed), results.to_json())
     return 0 if not failures and all(worst.error <= 1 for worst in results["accuracy"]) else 1
@@ -199,7 +201,7 @@ def _check(args: argparse.Namespace) -> None:
 
     backend, _ = requested(None)
     if args.suite == "accuracy" and backend not in ("auto", "cpu"):
-        raise CommandError(f"bench accuracy is about the CPU, and {backend!r} is asked for")
+        raise CommandError(f"bench accuracy: expected the backend cpu, got {backend!r}")
     if backend in REGISTRY and not (status := ag.backends()[backend]).usable:
         raise CommandError(f"backend {backend!r} is not usable: {status.reason}")
     _check_options(args)
@@ -208,11 +210,9 @@ def _check(args: argparse.Namespace) -> None:
         if torch is None:
             raise CommandError("bench torch needs PyTorch: pip install torch")
         if not hasattr(torch.nn.functional, "linear_cross_entropy"):
-            raise CommandError(
-                f"bench torch compares with a loss of PyTorch 2.13 or newer, this is {torch.__version__}"
-            )
+            raise CommandError(f"bench torch needs PyTorch 2.13 or newer, found {torch.__version__}")
     if args.plot and not importlib.util.find_spec("matplotlib"):
-        raise CommandError("the chart needs matplotlib: pip install matplotlib")
+        raise CommandError("--plot needs matplotlib: pip install matplotlib")
     if args.update_readme and (args.quick or args.filter):
         raise CommandError("--update-readme needs a full run, without --quick and --filter")
     if args.update_readme and not all(path.exists() for path in documents.DOCUMENTS):
@@ -234,7 +234,7 @@ def _check_options(args: argparse.Namespace) -> None:
     least = {"count": 1, "seed": 0, "max_elements": 4, "max_rows": 1}
     for option, minimum in least.items():
         if (value := getattr(args, option)) is not None and value < minimum:
-            raise CommandError(f"--{option.replace('_', '-')}: expected a number from {minimum} on, got {value}")
+            raise CommandError(f"--{option.replace('_', '-')}: expected a number of at least {minimum}, got {value}")
     narrowed = [option for option in RANDOM_OPTIONS[2:] if getattr(args, option) is not None]
     if args.update_readme and narrowed:
         raise CommandError(f"--update-readme needs all random problems, without --{narrowed[0].replace('_', '-')}")
@@ -270,7 +270,7 @@ def _selected(suite: str, args: argparse.Namespace) -> dict[str, list[Case]]:
     }
     if not any(wanted.values()):
         kind = "problem" if suite == "grid" else "case"
-        raise CommandError(f"no {kind} contains {' and '.join(map(repr, args.filter))}")
+        raise CommandError(f"--filter: no {kind} contains {' and '.join(map(repr, args.filter))}")
     return wanted
 
 
@@ -282,7 +282,7 @@ def _operators(args: argparse.Namespace) -> list[str]:
     operators = [operator for name in args.operators or OPERATORS for operator in groups.get(name, (name,))]
     for operator in operators:
         if operator not in OPERATORS:
-            raise CommandError(f"--operators: {operator} is none of {', '.join((*GROUPS, *OPERATORS))}")
+            raise CommandError(f"--operators: expected some of {', '.join((*GROUPS, *OPERATORS))}, got {operator}")
     return operators
 
 
@@ -325,7 +325,7 @@ def _measure_accuracy(texts: Sequence[str], failures: list[Failure]) -> list[Wor
 
     pairs = [pair for pair in accuracy.pairs() if all(text in " ".join(pair) for text in texts)]
     if not pairs:
-        raise CommandError(f"no operator and dtype contain {' and '.join(map(repr, texts))}")
+        raise CommandError(f"--filter: no operator and dtype contain {' and '.join(map(repr, texts))}")
     rows: list[Worst] = []
     with tqdm(pairs, unit="operator") as progress:
         for operator, dtype in progress:

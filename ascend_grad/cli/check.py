@@ -33,28 +33,29 @@ STDOUT = Path("-")
 
 SUMMARY = "verify every operator against the reference, on the CPU or the NPU"
 DESCRIPTION = """\
-Compute a grid of cases with every operator and compare with the reference backend (float64 inside). An error is
-relative to the right value, or to the absolute tolerance where that is larger. For each operator and dtype:
+Compute a grid of cases with every operator, and compare with the reference backend, which computes in float64. Errors
+are relative to the right value, or to the absolute tolerance if that is larger. For each operator and dtype:
   max, mean    the largest and the mean relative error
-  max/tol.     the largest error in units of its tolerance: up to 1 it is within
-  <= 1e-3      the share of elements within the "double thousandth" rule (99.9 % within 1e-3); finer than bfloat16 is
-  in tol.      the share within the tolerance of the dtype: float32 2**-10 + 2**-16 absolute, float16 2**-9 both,
-               bfloat16 2**-6 both, float64 2**-42 + 2**-48 absolute (the reference has no more digits than that dtype)
-An operator passes if 99 % of the elements are within the tolerance, none is beyond ten times of it, and NaN and
-infinities are where they have to be. What a device does not have or does not take is listed and is no failure.
-The largest case of each operator and dtype is also computed ten times, and the bits are compared.
+  <= 1e-3      the share of elements with an error of at most 1e-3 (the "double thousandth" rule: 99.9 % of them); the
+               spacing of bfloat16 is wider
+  in tol.      the share of elements within the tolerance, relative and absolute: float32 2**-10 and 2**-16, float16
+               2**-9 and 2**-9, bfloat16 2**-6 and 2**-6, float64 2**-42 and 2**-48
+  max/tol.     the largest error divided by its tolerance
+An operator passes if 99 % of the elements are within the tolerance, no error exceeds ten times the tolerance, and NaN
+and infinities are in the right places. Cases that a device does not support are listed as unsupported; they are no
+failures. The largest case of each operator and dtype is computed ten times, and the bits of the results are compared.
 
-On an NPU every case is computed on every device, and once more with tensors of torch_npu where that is installed.
+On an NPU, every case is computed on every device, and again with tensors of torch_npu if it is installed.
 
-On a CPU this takes some seconds. The verdicts are printed, and a last line counts the operators that pass. No file is
-written but that of --json.
+On a CPU the command takes some seconds. It prints a verdict on each operator: pass, FAIL or unsupported. The last line
+counts them. The command writes only the file of --json.
 """
 EPILOG = """\
 examples:
   ascend-grad check --backend npu
   ascend-grad check --backend cpu --filter softmax_backward --json check.json
 """
-STATUSES = exit_statuses("no operator failed", "an operator failed, or none of the cases can be computed here")
+STATUSES = exit_statuses("no operator failed", "an operator failed, or the backend supports none of the cases")
 
 #: Relative and absolute tolerance by dtype.
 TOLERANCES = {
@@ -100,7 +101,7 @@ class Row:
     @property
     def verdict(self) -> str:
         if not self.cases and not self.failures:
-            return "not here"
+            return "unsupported"
         return "pass" if self.passes else "FAIL"
 
     def add(self, label: str, errors: Errors) -> None:
@@ -124,12 +125,12 @@ class Row:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--backend", choices=BACKENDS, default=DEFAULT, help=f"who is checked (default: {DEFAULT})")
+    parser.add_argument("--backend", choices=BACKENDS, default=DEFAULT, help=f"backend to check (default: {DEFAULT})")
     parser.add_argument(
         "--filter",
         default="",
         metavar="TEXT",
-        help="only operators and dtypes that contain it, as in 'softmax float16'",
+        help="check only operators and dtypes that contain TEXT, such as 'softmax float16'",
     )
     parser.add_argument(
         "--json",
@@ -137,7 +138,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=STDOUT,
         metavar="FILE",
-        help="write the results to this file; without FILE to stdout, in place of the table",
+        help="write the results to FILE as JSON; without FILE, print JSON instead of the table",
     )
 
 
@@ -147,11 +148,11 @@ def run(args: argparse.Namespace) -> int:
     failed_import = import_torch_npu() if args.backend == NPU else ""
     status = ag.backends()[args.backend]
     if not status.usable:
-        advice = " (ascend-grad info --verbose tells more)" if args.backend == NPU else ""
+        advice = "; see ascend-grad info --verbose" if args.backend == NPU else ""
         raise CommandError(f"backend {args.backend!r} is not usable: {status.reason}{advice}")
     rows = list(_measure(args.backend, args.filter))
     if not rows:
-        raise CommandError(f"no operator and dtype contain {args.filter!r}")
+        raise CommandError(f"--filter: no operator and dtype contain {args.filter!r}")
 
     content = [asdict(row) | {"verdict": row.verdict} for row in rows]
     info = ag.show_config(mode="dict")
@@ -215,7 +216,7 @@ def _check_repeats(case: Case, caller: Caller, row: Row) -> None:
         try:
             failure, note = caller.repeat(case, way)
         except AscendGradError as error:
-            failure, note = f"in one of {REPEATS} equal calls: {error}", ""
+            failure, note = f"one of {REPEATS} equal calls failed: {error}", ""
         if failure:
             row.failures.append(f"{label}: {failure}")
         if note:
@@ -253,7 +254,7 @@ def _verdicts(rows: list[Row]) -> dict[str, str]:
     for row in rows:
         by_operator.setdefault(row.operator, set()).add(row.verdict)
     return {
-        operator: next(verdict for verdict in ("FAIL", "pass", "not here") if verdict in verdicts)
+        operator: next(verdict for verdict in ("FAIL", "pass", "unsupported") if verdict in verdicts)
         for operator, verdicts in by_operator.items()
     }
 
@@ -261,8 +262,8 @@ def _verdicts(rows: list[Row]) -> dict[str, str]:
 def _summary(rows: list[Row], backend: str) -> str:
     """Return the last line of the report."""
     verdicts = list(_verdicts(rows).values())
-    absent = verdicts.count("not here")
-    end = f", {absent} cannot be computed here" if absent else ""
+    unsupported = verdicts.count("unsupported")
+    end = f", {unsupported} unsupported" if unsupported else ""
     return f"{verdicts.count('pass')} of {len(verdicts)} operators pass on {backend}{end}"
 
 
@@ -281,8 +282,9 @@ def _table(rows: list[Row]) -> Iterator[str]:
             )
             yield f"  {row.dtype:11}{row.cases:6}{numbers if row.cases else f' {row.verdict}'}"
             if row.largest_in_tolerances > CAP or row.within_tolerance < SHARE:
-                yield f"    the largest error is {row.largest_in_tolerances:.3g} tolerances, at {row.worst_case}"
-            for what, texts in (("not taken", row.refused), ("failed", row.failures), ("note", row.notes)):
+                largest = f"{row.largest_in_tolerances:.3g} times its tolerance"
+                yield f"    the largest error is {largest}, in case {row.worst_case}"
+            for what, texts in (("unsupported", row.refused), ("failed", row.failures), ("note", row.notes)):
                 if texts:
                     more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
                     yield f"    {what}: {texts[0]}{more}"

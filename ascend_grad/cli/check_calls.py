@@ -85,15 +85,19 @@ class Caller:
     def repeat(self, case: Case, way: Way) -> tuple[str, str]:
         """Compare the bits of equal calls. Return a failure and a note, each "" if there is none."""
         if self._on_device and case.operator in VARYING:
-            varies = "bits vary from call to call without npu.use_deterministic()"
+            varies = "bits of results differ between equal calls without npu.use_deterministic()"
             note = "" if _is_repeatable(case, way) else varies
             try:
                 with ag.npu.use_deterministic():
-                    failure = "" if _is_repeatable(case, way) else "bits vary with npu.use_deterministic()"
+                    failure = (
+                        ""
+                        if _is_repeatable(case, way)
+                        else "bits of results differ between equal calls with npu.use_deterministic()"
+                    )
             except AscendGradError as error:
                 return "", "; ".join(filter(None, (note, str(error))))
             return failure, note
-        return "" if _is_repeatable(case, way) else f"bits vary among {REPEATS} equal calls", ""
+        return "" if _is_repeatable(case, way) else f"bits of results differ among {REPEATS} equal calls", ""
 
 
 def _is_repeatable(case: Case, way: Way) -> bool:

@@ -33,11 +33,11 @@ DESCRIPTION = """\
 Train a language model on the source text of this Python's own standard library, about a minute on two cores.
 
 It predicts the next of 30000 words, numbers, operators and blanks (--model words), or the next byte (--model bytes).
-Its gradients through the loss (linear cross-entropy with bfloat16 weights, or log-softmax), through attention (scaled
-masked softmax) and through a gate (softmax) are computed by this library, the rest by NumPy. They are first checked
-against the reference backend. At the end the model is measured on files that it was not trained on, beside counts of
-single tokens and of pairs, and the time of the gradients is compared with the time of the same formulas in NumPy. The
-last line has the result: how much faster than NumPy the gradients are, and the bits per token of the model.
+This library computes the gradients through the loss (linear cross-entropy with bfloat16 weights, or log-softmax),
+through attention (scaled masked softmax) and through a gate (softmax); NumPy computes the rest. The gradients are first
+checked against the reference backend. At the end, the model is compared, on files that it was not trained on, with
+counts of tokens and of pairs of tokens, and the gradients with the time of the same formulas in NumPy. The last line
+has the result: how much faster than NumPy the gradients are, and the bits per token of the model.
 
 NumPy computes the matrix products in between, on the threads of its BLAS. If other programs keep the cores busy,
 threads wait for each other: --threads 1 limits this library's threads, OPENBLAS_NUM_THREADS=1 limits NumPy's.
@@ -52,16 +52,18 @@ examples:
 """
 
 STATUSES = exit_statuses(
-    "the model was trained and measured, whatever came of it",
-    "a gradient is beyond its error bound: nothing was trained",
+    "the model was trained and measured, whatever the result",
+    "a gradient exceeds its error bound; nothing was trained",
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", choices=list(STEPS), default="words", help="what it predicts (default: %(default)s)")
+    parser.add_argument(
+        "--model", choices=list(STEPS), default="words", help="what the model predicts (default: %(default)s)"
+    )
     default = ", ".join(f"{steps} for {model}" for model, steps in STEPS.items())
-    parser.add_argument("--steps", type=_at_least(1), metavar="N", help=f"default: {default}")
-    parser.add_argument("--seed", type=_at_least(0), default=0, metavar="N", help="default: %(default)s")
+    parser.add_argument("--steps", type=_at_least(1), metavar="N", help=f"training steps (default: {default})")
+    parser.add_argument("--seed", type=_at_least(0), default=0, metavar="N", help="random seed (default: %(default)s)")
     parser.add_argument("--save-plot", type=Path, metavar="FILE", help="draw the loss to this file (needs matplotlib)")
     add_execution_options(parser)
 
@@ -89,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         model, sizes = task.model, task.model.sizes
         print(
             f"text: {corpus.files} files of {directory}, {len(task.training) / 1e6:.1f} million {task.unit}s to train "
-            f"on, {len(task.held_out) / 1e6:.1f} held out, {sizes.vocabulary} different ones"
+            f"on, {len(task.held_out) / 1e6:.1f} held out, {sizes.vocabulary} different {task.unit}s"
         )
         model.loss_and_gradient(*random_batch(task.training, task.batch, sizes, rng))
         if not _gradients_are_right(model):
@@ -117,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
 def _gradients_are_right(model: LanguageModel) -> bool:
     from ..demo.comparison import error_share, problem
 
-    print("\ngradients against the reference backend: largest error, as a share of what is allowed")
+    print("\ngradients against the reference backend: largest error, divided by its bound")
     right = True
     for name, arguments in model.gradient_calls.items():
         gradient = getattr(ag, name)
@@ -165,7 +167,7 @@ def _time_gradients(model: LanguageModel, seconds: float) -> tuple[float, float]
         )
     if "linear_cross_entropy" in model.gradient_calls:
         ours, numpys = compare_megabytes(*model.gradient_calls["linear_cross_entropy"])
-        print(f"  the loss of all words takes {ours:.0f} MB beyond its results, NumPy's logits alone {numpys:.0f} MB")
+        print(f"  the loss of all words takes {ours:.0f} MB beyond its results; NumPy's logits take {numpys:.0f} MB")
     return min(ratios), max(ratios)
 
 

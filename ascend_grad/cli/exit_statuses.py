@@ -11,7 +11,7 @@ def exit_statuses(done: str, wrong: str | None = None) -> str:
     if wrong is not None:
         lines.append(f"  {WRONG}        {wrong}")
     lines += [
-        f"  {FAILED}        it could not do what it was asked for, and one line on stderr says why",
-        "  128 + n  signal n ended it (130: Ctrl-C)",
+        f"  {FAILED}        the command could not complete its task; one line on stderr says why",
+        "  128 + n  signal n ended the command (130: Ctrl-C)",
     ]
     return "\n".join(lines) + "\n"

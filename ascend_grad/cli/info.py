@@ -12,17 +12,20 @@ from .exit_statuses import exit_statuses
 
 SUMMARY = "show the version, the CPU variant, threads and backends"
 DESCRIPTION = """\
-Show what this installation is and what it found on this machine. That takes no time, and no file is written.
+Show the version and build of this installation, and the hardware that it found. The command takes no time and writes no
+file.
 """
 EPILOG = ""
-STATUSES = exit_statuses("it is shown, whatever was found")
+STATUSES = exit_statuses("always, unless printing fails")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--verbose", action="store_true", help="also a device's libraries and operators, or where it was looked for"
+        "--verbose",
+        action="store_true",
+        help="also show a device's libraries and operators, or where they were searched for",
     )
-    parser.add_argument("--json", action="store_true", help="the same, for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:

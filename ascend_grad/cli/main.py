@@ -26,10 +26,10 @@ examples:
   ascend-grad score hidden.npy weight.npy targets.npy -o log_prob.npy
   ascend-grad info --json
 
-'ascend-grad COMMAND --help' describes a command: what it writes, how long it takes, what its exit statuses mean.
+'ascend-grad COMMAND --help' describes a command, with its files, its time and its exit statuses.
 """
 
-STATUSES = exit_statuses("the command did what it was asked for", "it did, and found something wrong")
+STATUSES = exit_statuses("the command completed its task", "the command completed, but a check failed")
 
 
 class _Terminated(BaseException):

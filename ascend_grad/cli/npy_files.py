@@ -65,7 +65,7 @@ def open_array(path: str, raw_dtype: np.dtype | None) -> Iterator[ArrayFile]:
             file.seek(0)
             magic = file.read(len(npy.MAGIC_PREFIX))
             if magic != npy.MAGIC_PREFIX:
-                problem = "not a .npy file (numpy.save writes one)" if magic else "the file is empty"
+                problem = "expected a .npy file, as numpy.save writes" if magic else "the file is empty"
                 raise CommandError(f"{path}: {problem}")
             shape, fortran_order, dtype = _read_header(file)
             offset = file.tell()
@@ -83,7 +83,7 @@ def open_array(path: str, raw_dtype: np.dtype | None) -> Iterator[ArrayFile]:
         except OSError as error:
             raise CommandError(f"{path}: cannot be read: {error.strerror}") from error
         except Exception as error:  # for a broken header NumPy's parser lets through whatever Python's raises
-            raise CommandError(f"{path}: not a .npy file that can be used: {reason(error)}") from error
+            raise CommandError(f"{path}: expected a .npy file of numbers: {reason(error)}") from error
         yield array
 
 
@@ -98,7 +98,7 @@ def checked_targets(paths: list[str], sources: list[str]) -> list[str]:
     targets = [_checked_target(path, sources) for path in paths]
     for path, target in zip(paths, targets):
         if targets.count(target) > 1:
-            raise CommandError(f"{path}: the file of two results")
+            raise CommandError(f"{path}: expected a file for each result, got this one twice")
     return targets
 
 
@@ -152,13 +152,13 @@ def _checked_target(path: str, sources: list[str]) -> str:
     if not path:
         raise CommandError("the name of a result is empty")
     if path.endswith(".npz"):
-        raise CommandError(f"{path}: the result is a .npy file")
+        raise CommandError(f"{path}: ends in .npz, but the result is a .npy file")
     if path.rstrip("/").endswith(".zarr"):
         for source in sources:
             os.stat(source)  # an input that does not exist is the error to report
         raise CommandError(f"{path}: ends in .zarr, but the result of .npy files is a .npy file")
     if path.endswith("/") and not os.path.exists(path):
-        raise CommandError(f"{path}: names a directory, and the result of a file is a file")
+        raise CommandError(f"{path}: names a directory, but the result is a file")
     with suppress(FileNotFoundError):
         require_regular_file(path)
     target = os.path.realpath(path)
@@ -179,7 +179,7 @@ def require_regular_file(path: str) -> os.stat_result:
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "device")
-        raise CommandError(f"{path}: not a regular file but a {kind}")
+        raise CommandError(f"{path}: expected a regular file, got a {kind}")
     return status
 
 
@@ -187,7 +187,7 @@ def _created(partial: str, target: str) -> IO[bytes]:
     try:
         return open(partial, "x+b")
     except OSError as error:
-        raise CommandError(f"{target}: cannot create a file beside it: {error.strerror}") from error
+        raise CommandError(f"{target}: cannot create a file in its directory: {error.strerror}") from error
 
 
 def _take_permissions(file: IO[bytes], target: str) -> None:
@@ -203,7 +203,9 @@ def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     file.seek(0)
     version = npy.read_magic(file)
     if version not in _HEADERS:
-        raise ValueError(f"version {version[0]}.{version[1]} of the format is for records")
+        raise ValueError(
+            f"version {version[0]}.{version[1]} of the format is for structured arrays, which are not supported"
+        )
     read_header, size_of_length = _HEADERS[version]
     length = int.from_bytes(file.read(size_of_length), "little")
     if length > _HEADER_LIMIT:  # NumPy would look at it when it has read all of it
@@ -215,7 +217,7 @@ def _read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     if dtype.hasobject:
         raise ValueError("it holds Python objects, which are never unpickled")
     if dtype.subdtype is not None:
-        raise ValueError(f"its elements are arrays, {dtype}")
+        raise ValueError(f"its elements are arrays of dtype {dtype}")
     if min(shape, default=0) < 0:
         raise ValueError(f"its shape is {shape}")
     return shape, fortran_order, dtype

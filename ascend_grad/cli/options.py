@@ -67,8 +67,8 @@ def plain(text: str) -> str:
 
 def add_execution_options(parser: argparse.ArgumentParser) -> None:
     """Add ``--threads`` and ``--backend``."""
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of the library's CPU calls")
-    parser.add_argument("--backend", choices=CHOICES, help="the backend that computes (default: as in the library)")
+    parser.add_argument("--threads", type=int, metavar="N", help="number of threads on the CPU (default: automatic)")
+    parser.add_argument("--backend", choices=CHOICES, help="backend to use (default: as in the library)")
 
 
 def add_file_options(parser: argparse.ArgumentParser) -> None:
@@ -76,17 +76,19 @@ def add_file_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         choices=["bfloat16"],
-        help="the dtype of elements of 2 raw bytes, as NumPy writes bfloat16, or of its bits kept as int16 or uint16",
+        help="dtype of input elements that are stored as 2 raw bytes (as NumPy does), int16 or uint16",
     )
     parser.add_argument(
-        "--progress", action=argparse.BooleanOptionalAction, help="progress bar (default: if stderr is a terminal)"
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        help="show a progress bar (default: if stderr is a terminal)",
     )
 
 
 def check_file_names(names: Collection[str]) -> None:
     """Raise `CommandError` if a file is named "-", which other programs take for standard input or output."""
     if "-" in names:
-        raise CommandError("-: standard input and output are not supported; name a file (./- if it has this name)")
+        raise CommandError("-: standard input and output are not supported; name a file (./- for a file of this name)")
 
 
 def progress_bar(args: argparse.Namespace, **settings: Any) -> Callable[..., tqdm]:

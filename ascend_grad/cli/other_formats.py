@@ -12,7 +12,7 @@ from .errors import listed
 _TORCH = "torch.load(PATH)['NAME'].numpy()"
 #: What else holds for files of torch.save.
 _OF_TORCH = (
-    "; a tensor that was saved alone has no ['NAME'], one that requires grad takes .detach(), and one of bfloat16"
+    "; leave out ['NAME'] if the file is one tensor, insert .detach() if it requires grad, and for bfloat16 use"
     " .view(torch.int16).numpy() and --dtype bfloat16"
 )
 #: What files begin with, what they are then, and Python that gives an array of them. PATH is the file's name.
@@ -24,7 +24,7 @@ _FORMATS = (
     (b"CDF\x01", "a NetCDF file", "xarray.open_dataset(PATH)['NAME'].to_numpy()"),
     (b"CDF\x02", "a NetCDF file", "xarray.open_dataset(PATH)['NAME'].to_numpy()"),
     # Python's protocols from 2 on; torch.save wrote such files before PyTorch 1.6.
-    *((bytes([0x80, protocol]), "a pickle, which is not read here", _TORCH) for protocol in range(2, 6)),
+    *((bytes([0x80, protocol]), "a pickle, which is never loaded", _TORCH) for protocol in range(2, 6)),
 )
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
 #: Bytes of a file that are looked at.
@@ -49,7 +49,7 @@ def advice(path: str, file: IO[bytes]) -> str | None:
     names = _tensors(file, head)
     if names is not None:
         how = _saving("safetensors.numpy.load_file(PATH)['NAME']", path)
-        bfloat16 = "import ml_dtypes first if it has bfloat16, and pass --dtype bfloat16 for such arrays"
+        bfloat16 = "for bfloat16, import ml_dtypes first, and pass --dtype bfloat16"
         return f"it is a safetensors file with the tensors {listed(names)}; {how} ({bfloat16})"
     if head and not os.path.basename(path).endswith(".npy") and _is_text(head):
         if not _is_number((head.replace(b",", b" ").split() or [b""])[0]):
@@ -60,7 +60,7 @@ def advice(path: str, file: IO[bytes]) -> str | None:
 
 
 def _saving(array: str, path: str) -> str:
-    return f"numpy.save('FILE.npy', {array.replace('PATH', repr(path))}) makes one"
+    return f"convert it with numpy.save('FILE.npy', {array.replace('PATH', repr(path))})"
 
 
 def _of_zip(path: str, file: IO[bytes]) -> str:

@@ -20,7 +20,7 @@ RESULTS = {
     "lse": (("--lse-out",), OUTPUTS["lse"].text),
     "predicted": (("--predicted-out",), OUTPUTS["predicted"].text),
     "top_k_log_prob": (("--top-k-log-prob-out",), "the K largest log-probabilities of each row, the largest one first"),
-    "top_k_index": (("--top-k-index-out",), "the entries that these log-probabilities belong to"),
+    "top_k_index": (("--top-k-index-out",), "the vocabulary entries of these log-probabilities"),
 }
 
 #: The name of the file of targets in messages, with its place and contents.
@@ -35,8 +35,8 @@ capped by --softcap, divided by --temperature. Logits are never stored. HIDDEN m
 in chunks of about 64 MB, and of at least 1024 rows.
 
 HIDDEN is a .npy file or a Zarr array, and the results are of the same kind. WEIGHT, TARGETS and --bias may be either.
-Each result is a line on stdout that names it. With TARGETS another line follows: the number of scored tokens, their
-mean negative log-likelihood, and the perplexity. If the results are Zarr arrays, it follows only with -o.
+A line on stdout names each result. With TARGETS, the last line has the number of scored tokens, their mean negative
+log-likelihood, and the perplexity. If the results are Zarr arrays, this line is printed only with -o.
 """
 EPILOG = """\
 examples:
@@ -45,26 +45,28 @@ examples:
   ascend-grad score hidden.npy weight.npy --top-k 64 --top-k-log-prob-out top.npy --top-k-index-out index.npy
   ascend-grad score hidden.zarr weight.npy targets.npy -o log_prob.zarr
 
-A .npy file with a result appears under the very name that is given when all results are complete; until then the name
-is untouched. A Zarr array with a result appears when it is complete. Until then its finished parts are in the hidden
-directory .NAME.ascend-grad-part next to it. The same command goes on from there, and does not compute them again.
+Results that are .npy files appear, with exactly the given names, when all of them are complete; until then, existing
+files stay as they are. A result that is a Zarr array appears when it is complete. Until then, its finished parts are in
+the hidden directory .NAME.ascend-grad-part next to it. The same command does not compute them again.
 """
 STATUSES = exit_statuses("all results are written")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("hidden", metavar="HIDDEN", help="the layer's input, shape (N, H); in messages also `input`")
-    parser.add_argument("weight", metavar="WEIGHT", help="the layer's weight, shape (V, H), of the dtype of HIDDEN")
+    parser.add_argument(
+        "hidden", metavar="HIDDEN", help="the layer's input, shape (N, H); errors of the library call it `input`"
+    )
+    parser.add_argument("weight", metavar="WEIGHT", help="the layer's weight, shape (V, H), in the dtype of HIDDEN")
     parser.add_argument(
         "targets",
         metavar="TARGETS",
         nargs="?",
-        help="the id of each row's target, shape (N,), or K ids for each, shape (N, K); integers; only -o and "
-        "--ignore-index need it",
+        help="the class id of each row, integers of shape (N,), or K ids of each row, shape (N, K); needed only for -o "
+        "and --ignore-index",
     )
     for flags, description in RESULTS.values():
         parser.add_argument(*flags, metavar="OUT", help=plain(description))
-    parser.add_argument("--top-k", type=int, metavar="K", help="number of entries of each row in the results --top-k-*")
+    parser.add_argument("--top-k", type=int, metavar="K", help="number of entries in each row of the --top-k-* results")
     parser.add_argument("--ignore-index", type=int, metavar="N", help="target of rows to ignore (default: -100)")
     parser.add_argument("--bias", metavar="FILE", help="the layer's bias, shape (V,), of any floating dtype")
     parser.add_argument(
@@ -73,8 +75,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--softcap", type=float, metavar="C", help="cap of the logits: C * tanh(logit / C), before --temperature"
     )
-    parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="default: %(default)s")
-    parser.add_argument("--workspace-bytes", type=int, metavar="N", help="memory of a call (default: the library's)")
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, metavar="T", help="divisor of the logits (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--workspace-bytes", type=int, metavar="N", help="bytes of a call's workspace (default: automatic)"
+    )
     add_file_options(parser)
     add_execution_options(parser)
 

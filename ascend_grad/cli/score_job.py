@@ -180,18 +180,18 @@ class Scorer:
         """Return the targets in a dtype that the library takes; without targets, entry 0 for each row."""
         if self.targets is None:
             if self.weight.array.shape[:1] == (0,) and shape != (0,):
-                raise CommandError(f"{self._job.weight}: expected at least one row")
+                raise CommandError(f"{self._job.weight}: expected at least one row, got none")
             return np.broadcast_to(np.int64(0), shape)
         ids = self.targets.array
         classes = self.weight.array.shape[:1]
         if ids.dtype.kind not in "iu":
             may_be_dense = ids.shape == shape + classes
-            advice = f"{'argmax(-1)' if may_be_dense else 'astype(numpy.int64)'} makes ids of it"
-            got = f"{ids.dtype} of shape {ids.shape} ({advice})"
+            advice = f"{'argmax(-1)' if may_be_dense else 'astype(numpy.int64)'} converts it to ids"
+            got = f"{ids.dtype} of shape {ids.shape}; {advice}"
             raise CommandError(f"{self._job.targets}: expected ids of an integer dtype, got {got}")
         if ids.ndim == 2 and classes and looks_one_hot(ids, classes[0]):
             one_hot = f"{ids.shape} looks one-hot (all ids are 0 or 1, as many as classes)"
-            raise CommandError(f"{self._job.targets}: {one_hot}; argmax(-1) makes ids of it")
+            raise CommandError(f"{self._job.targets}: {one_hot}; argmax(-1) converts it to ids")
         if ids.dtype.itemsize == 8:
             return ids
         return ids.astype(np.promote_types(ids.dtype, np.int32), copy=False)

@@ -35,7 +35,7 @@ def run(job: ScoreJob) -> None:
         description = job.description(name) | {"state": [state, *scorer.states(name)]}
         results[name] = Result(path, job.sources, values[name], format, description)
         if [result.target for result in results.values()].count(results[name].target) > 1:
-            raise CommandError(f"{path}: the array of two results")
+            raise CommandError(f"{path}: expected an array for each result, got this one twice")
 
     computed = dict(zip(results, compute(list(results.values()), 1, job.bar)))
     seconds = perf_counter() - start

@@ -102,15 +102,15 @@ class ZarrInput:
                 status = os.stat(path)
             except FileNotFoundError:
                 if ATTRIBUTE in self.array.attrs:
-                    why = "ascend-grad has written all of them"
+                    why = "ascend-grad had written all chunks"
                     raise CommandError(f"{self.path}: chunk {name} is missing, and {why}") from None
                 if self.array.metadata.fill_value is None:
                     raise CommandError(f"{self.path}: chunk {name} is missing, and there is no fill value") from None
                 continue
             if not stat.S_ISREG(status.st_mode):
-                raise CommandError(f"{path}: not a regular file")
+                raise CommandError(f"{path}: expected a regular file")
             if status.st_size == 0:  # zarr takes an empty shard for fill values
-                raise CommandError(f"{path}: an empty file")
+                raise CommandError(f"{path}: the file is empty")
             if is_blosc and name not in _METADATA:
                 _check_blosc(path, status.st_size)
             digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
@@ -168,7 +168,7 @@ def open_zarr(path: str, mode: Literal["r", "r+"] = "r") -> zarr.Array:
         raise
     except Exception as error:  # zarr may raise anything for damaged metadata
         raise _unusable(path, error) from error
-    arrays = f"name one of its arrays: {listed(names)}" if names else "without arrays"
+    arrays = f"name one of its arrays: {listed(names)}" if names else "it has no arrays"
     raise CommandError(f"{path}: expected a Zarr array, got a group; {arrays}")
 
 
@@ -177,8 +177,8 @@ def _check_blosc(path: str, size: int) -> None:
     with open(path, "rb") as file:
         written = int.from_bytes(file.read(16)[12:], "little")
     if written != size:
-        raise CommandError(f"{path}: a damaged chunk, which had {written} bytes, and has {size}")
+        raise CommandError(f"{path}: a damaged chunk: expected {written} bytes, got {size}")
 
 
 def _unusable(path: str, error: Exception) -> CommandError:
-    return CommandError(f"{path}: not a Zarr array that can be used: {reason(error)}")
+    return CommandError(f"{path}: expected a Zarr array of numbers: {reason(error)}")

@@ -74,11 +74,11 @@ class Result:
         except CommandError:
             self._array = None
         if self._array is None or ATTRIBUTE not in self._array.attrs:
-            raise CommandError(f"{self.path}: is there already, and was not written by this command")
+            raise CommandError(f"{self.path}: exists, and was not written by this command")
         advice = "name another result, or remove this one"
         self._check_description(self.path, advice)
         if self.unfinished():
-            raise CommandError(f"{self.path}: is there already, and has lost a chunk; {advice}")
+            raise CommandError(f"{self.path}: exists, and lacks a chunk; {advice}")
         return True
 
     @contextmanager
@@ -89,14 +89,14 @@ class Result:
         """
         with _locked(self.path, self._outer, self._inner):
             if os.path.lexists(self.target):
-                raise CommandError(f"{self.path}: another run has finished it")
+                raise CommandError(f"{self.path}: another run has written it")
             self._open()
             try:
                 yield
                 with writing(self.path):
                     _sync(self._inner)
                     if os.path.lexists(self.target):  # renaming would replace an empty directory
-                        raise CommandError(f"{self.path}: appeared meanwhile, and is not replaced")
+                        raise CommandError(f"{self.path}: was created by another process, and is not replaced")
                     os.rename(self._inner, self.target)
             except BaseException:
                 if len(self.unfinished()) == self.values.npartitions:
@@ -126,7 +126,7 @@ class Result:
         if is_zarr(self._inner):
             with _all_chunks():
                 self._array = open_zarr(self._inner, "r+")
-            self._check_description(self._inner, f"remove {self._outer} to begin anew")
+            self._check_description(self._inner, f"remove {self._outer} to start again")
             return
         with self._encoding(), _all_chunks():
             self._array = zarr.create_array(
@@ -145,10 +145,10 @@ class Result:
         except Exception as error:
             raise CommandError(f"{where}: a damaged attribute {ATTRIBUTE}; {advice}") from error
         if "state" in differing[:1]:
-            raise CommandError(f"{where}: was begun with inputs that have changed since; {advice}")
+            raise CommandError(f"{where}: was started with inputs that have changed since; {advice}")
         for name in differing:
             old, new = json.dumps(before.get(name)), json.dumps(self._description[name])
-            raise CommandError(f"{where}: was begun with {name} {old}, not {new}; {advice}")
+            raise CommandError(f"{where}: was started with {name} {old}, not {new}; {advice}")
 
     def _box(self, index: tuple[int, ...]) -> tuple[slice, ...]:
         """Return the part of the result that a block is."""
@@ -170,7 +170,7 @@ class Result:
         except (MemoryError, CommandError):
             raise
         except Exception as error:  # such as a chunk that is larger than a compressor takes
-            raise CommandError(f"{self.path}: cannot be encoded as the first input is: {reason(error)}") from error
+            raise CommandError(f"{self.path}: cannot be encoded like the first input: {reason(error)}") from error
 
 
 def compute(results: Sequence[Result], workers: int, bar: Callable[..., tqdm]) -> list[int]:
@@ -223,14 +223,14 @@ def _checked_target(path: str, sources: Sequence[str]) -> str:
         raise CommandError(f"{path}: ends in .npy, but the result of Zarr arrays is a Zarr array")
     target = os.path.realpath(path)
     if os.path.islink(path.rstrip("/")) and not os.path.lexists(target):
-        raise CommandError(f"{path}: is a link to nothing")
+        raise CommandError(f"{path}: is a broken link")
     parent = os.path.dirname(target)
     if not os.path.isdir(parent):
         raise CommandError(f"{path}: there is no directory {parent}")
     for source in sources:
         folder = os.path.realpath(source)
         if os.path.commonpath([parent, folder]) == folder:
-            raise CommandError(f"{path}: lies in the input {source}; inputs are not changed")
+            raise CommandError(f"{path}: is inside the input {source}; inputs are not changed")
     return target
 
 
@@ -243,12 +243,14 @@ def _locked(path: str, outer: str, inner: str) -> Iterator[None]:
                 os.mkdir(outer, 0o700)  # no other user can write there
             status = os.lstat(outer)
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-                raise CommandError(f"{outer}: expected a directory that is this user's alone; remove it to begin anew")
+                raise CommandError(
+                    f"{outer}: expected a directory that only this user can access; remove it to start again"
+                )
             file = stack.enter_context(open(os.path.join(outer, "lock"), "ab"))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise CommandError(f"{path}: another run is at work on it") from None
+                raise CommandError(f"{path}: another run is writing it") from None
             except OSError:  # such as on a file system without locks
                 _clean(outer, inner)
                 raise

@@ -69,7 +69,7 @@ def as_dask(value: object, name: str, operator: Operator) -> da.Array:
         message = f"{name}: expected blocks of numpy.ndarray, got {kind.__module__}.{kind.__qualname__}"
         raise ParamTypeError(message, operator=operator.name)
     if any(math.isnan(length) for length in value.shape):
-        message = f"{name}: expected known chunk sizes (compute_chunk_sizes() finds them), got shape {value.shape}"
+        message = f"{name}: expected known chunk sizes, got shape {value.shape}; pass {name}.compute_chunk_sizes()"
         raise ParamInvalidError(message, operator=operator.name)
     if value.nbytes > MAX_INDEX:
         message = f"{name}: expected at most {MAX_INDEX} bytes, got shape {value.shape} of dtype {value.dtype}"
@@ -114,8 +114,8 @@ def check_one_chunk(array: da.Array, axis: int, name: str, operator: Operator) -
     """Refuse an array with several chunks along an axis that each block has to contain completely."""
     if array.numblocks[axis] > 1:
         message = (
-            f"{name}: expected one chunk along axis {axis} (rechunk({{{axis}: -1}}) makes one), "
-            f"got {array.numblocks[axis]}"
+            f"{name}: expected one chunk along axis {axis}, got {array.numblocks[axis]}; "
+            f"pass {name}.rechunk({{{axis}: -1}})"
         )
         raise ParamInvalidError(message, operator=operator.name)
 

@@ -49,7 +49,7 @@ def read_corpus(directory: Path) -> Corpus:
     training = b"".join(texts)
     if len(training) < LEAST_TRAINING or len(held_out) < LEAST_HELD_OUT:
         raise TooLittleTextError(
-            f"{directory}: too little Python source text to train on: {len(training)} bytes and {len(held_out)} "
-            f"held out, of {LEAST_TRAINING} and {LEAST_HELD_OUT} needed"
+            f"{directory}: expected at least {LEAST_TRAINING} bytes of Python source text to train on and "
+            f"{LEAST_HELD_OUT} held out, got {len(training)} and {len(held_out)}"
         )
     return Corpus(np.frombuffer(training, np.uint8), np.frombuffer(held_out, np.uint8), files)

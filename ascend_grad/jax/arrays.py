@@ -35,7 +35,7 @@ def as_array(value: object, name: str, operator: str) -> jax.Array | None:
     try:
         return jnp.asarray(value)
     except (TypeError, ValueError) as error:  # a dtype that JAX does not have
-        message = f"{name}: expected an array that JAX takes, got {shown(value)}: {error}"
+        message = f"{name}: expected an array that JAX supports, got {shown(value)}: {error}"
         raise ParamTypeError(message, operator=operator) from error
 
 
@@ -79,8 +79,8 @@ def check(operator: str, arrays: dict[str, jax.Array | None], **settings: object
     """
     for name, value in settings.items():
         if isinstance(value, jax.core.Tracer):
-            expected = "a value that is known when JAX traces (name it in static_argnames of jax.jit)"
-            raise ParamTypeError(f"{name}: expected {expected}, got a tracer", operator=operator)
+            got = "a tracer; name the argument in static_argnames of jax.jit"
+            raise ParamTypeError(f"{name}: expected a value known when JAX traces, got {got}", operator=operator)
     ignored = settings.get("ignore_index")
     element = {"target": int(ignored) if isinstance(ignored, (int, np.integer)) else 0}
     placeholders = {

@@ -114,8 +114,8 @@ def compute(
 def refuse_derivatives(operator: str, names: Collection[str], results_have: str) -> None:
     """Refuse arrays of these names, which are differentiated and which there are no gradients for."""
     for name in names:
-        message = f"{results_have} no gradient for it, got an array that is differentiated"
-        raise NotImplementedError(f"{operator}: {name}: {message} (jax.lax.stop_gradient(array) is not)")
+        message = f"{results_have} no gradient for it; pass jax.lax.stop_gradient({name})"
+        raise NotImplementedError(f"{operator}: {name}: {message}")
 
 
 @partial(call_operator.defjvp, symbolic_zeros=True)
@@ -238,7 +238,7 @@ def _without_third_order(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 @_without_third_order.defjvp
 def _refuse_third_order(*_: object) -> NoReturn:
-    raise NotImplementedError("cross_entropy: the gradient cannot be differentiated twice")
+    raise NotImplementedError("cross_entropy: the gradient cannot be differentiated once more")
 
 
 def _hessian_product(settings: Settings, arrays: dict[str, jax.Array], vector: jax.Array) -> jax.Array:

@@ -31,7 +31,7 @@ _Tuple = TypeVar("_Tuple", bound=tuple)
 
 def _refused(result: Any, *_: object) -> NoReturn:
     """Refuse arithmetic: tuples would be repeated by ``2 * result``."""
-    advice = "its field .loss is the loss" if hasattr(result, "loss") else "its fields are arrays"
+    advice = "use its field .loss" if hasattr(result, "loss") else "use its fields, which are arrays"
     fields = ", ".join(result._fields)
     raise TypeError(f"a {type(result).__name__} is a named tuple ({fields}), not a number; {advice}")
 

@@ -130,8 +130,8 @@ def data_parallel_linear_cross_entropy(
             message = f"reduce_weight_grad: expected True or 'scatter', got {shown(reduce_weight_grad)}"
             raise kind(message, operator=_NAME)
         if vocab_comm is comm and ranks.size > 1:
-            expected = "ranks that have the same tokens as this one and other words"
-            raise ParamInvalidError(f"vocab_comm: expected {expected}, got those of comm", operator=_NAME)
+            expected = "the ranks with the same tokens and other vocabulary entries"
+            raise ParamInvalidError(f"vocab_comm: expected {expected}, got the ranks of comm", operator=_NAME)
         values = [input_rows, weight, target_rows, *(given[name] for name in DATA_PARALLEL.parameters[3:])]
         check_entries(weight, given, vocab_ranks, _NAME)
         call = checked(DATA_PARALLEL, values)

@@ -37,7 +37,7 @@ class DeviceShard(Shard):
 
     def _allocate(self, share: Share, weight_grad: Any) -> None:
         if self._lacking:
-            message = "over ranks, losses of arrays on a device have no options (pass arrays on the host)"
+            message = "not supported over ranks for arrays on a device; pass arrays on the host"
             raise ParamInvalidError(f"{self._lacking[0]}: {message}", operator=self._operator)
         self.bias_grad = self._rounded_bias_grad = None
         self._weight_sum: DeviceMatrixSum | None = weight_grad

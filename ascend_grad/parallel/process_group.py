@@ -30,7 +30,7 @@ class ProcessGroupCollectives(Collectives):
     def __init__(self, group: dist.ProcessGroup, name: str, operator: str):
         kinds = [device.type for device in group._device_types]
         if not {"cpu", "npu"}.intersection(kinds):
-            expected = "a process group that takes tensors of the CPU (gloo) or of Ascend NPUs (hccl)"
+            expected = "a process group for tensors on the CPU (gloo) or on Ascend NPUs (hccl)"
             message = f"{name}: expected {expected}, got one for {', '.join(kinds)}"
             raise ParamTypeError(message, operator=operator)
         self._group = group

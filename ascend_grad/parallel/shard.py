@@ -123,7 +123,7 @@ class Shard:
         self._capacity = Capacity(0, 1)
         self._allocate(share, weight_grad)
         if self._lacking and backend not in ("auto", "cpu", "reference"):
-            reason = f"{self._lacking[0]}: over ranks, a loss with options is computed on the host"
+            reason = f"{self._lacking[0]}: the loss over ranks with this option is computed on the host only"
             message = f"backend {backend!r} ({source}) cannot compute this call: {reason}"
             raise BackendUnavailableError(message, operator=self._operator)
 
@@ -238,7 +238,7 @@ class Shard:
     def place(self, records: list[dict[str, Any]]) -> None:
         """Find this rank's part of the vocabulary, or raise the same error on every rank."""
         input, _, target = self._names
-        tokens = "; pass all tokens on every rank; if they are split: parallel.data_parallel_linear_cross_entropy"
+        tokens = "; pass all tokens on every rank, or use parallel.data_parallel_linear_cross_entropy"
         compared = () if self._operator == DATA_PARALLEL.name else (f"shape of {input}", f"checksum of {target}")
         check_agreement([record["same"] for record in records], self._operator, dict.fromkeys(compared, tokens))
         self.start, self.vocab_size = placed(records, self._ranks.rank, self._vocab_size, self._operator)
@@ -512,7 +512,7 @@ def placed(records: list[dict[str, Any]], rank: int, vocab_size: int | None, ope
     alone = ""
     if len(records) == 1:
         comm = "vocab_comm" if operator == DATA_PARALLEL.name else "comm"
-        alone = f" ({comm} is None or has one rank: a single process)"
+        alone = f" ({comm} is None or has one rank)"
 
     def fail(argument: str, expected: str, got: str) -> None:
         raise ParamInvalidError(f"{argument}: expected {expected}, got {got}", operator=operator)
@@ -531,13 +531,13 @@ def placed(records: list[dict[str, Any]], rank: int, vocab_size: int | None, ope
     end = 0
     for start, each in sorted((start, each) for each, start in enumerate(starts) if rows[each]):
         if start != end:
-            expected = "shards that follow each other from 0 on without gap or overlap"
+            expected = "shards from 0 without gaps or overlaps"
             note = alone or (f"; {_PASS_PART}" if start < end else "")
-            fail("vocab_start_index", expected, f"{start} on rank {each}, where the shard before ends at {end}{note}")
+            fail("vocab_start_index", expected, f"{start} on rank {each}, where the previous shard ends at {end}{note}")
         end += rows[each]
     if vocab_size not in (None, end):
         note = alone or (f"; {_PASS_PART}" if all(each == vocab_size for each in rows) else "")
-        fail("vocab_size", f"{end}, the rows of all shards", f"{vocab_size}{note}")
+        fail("vocab_size", f"{end}, the sum of the rows of all shards", f"{vocab_size}{note}")
     return starts[rank], end
 
 
@@ -550,7 +550,7 @@ def check_memory(call: Call, ranks: Collectives) -> None:
     needed = ranks.required_device
     if needed is None or call.device == needed:
         return
-    expected = f"an array on device {needed}, torch's current one, since the process group takes no tensors of the CPU"
+    expected = f"an array on torch's current device, {needed}, as the process group has no CPU backend"
     got = "one on the host" if call.device is None else f"one on device {call.device}"
     raise ParamTypeError(f"{name}: expected {expected}, got {got}", operator=call.operator.name)
 

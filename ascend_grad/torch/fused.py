@@ -107,8 +107,8 @@ def _without_gradient(name: str) -> type[Function]:
 
         @staticmethod
         def backward(ctx, *_):
-            hint = "ascend_grad.torch.linear_cross_entropy has gradients, and torch.autograd.Function gives it one"
-            raise NotImplementedError(f"{name}: the operator has no gradient of its own ({hint})")
+            hint = "use ascend_grad.torch.linear_cross_entropy, or write a torch.autograd.Function"
+            raise NotImplementedError(f"{name}: the operator has no gradient for autograd; {hint}")
 
     return WithoutGradient
 

@@ -335,7 +335,7 @@ def layer_as_computed(
         input, linear_weight = _lower_precision(input), _lower_precision(linear_weight)
     if linear_weight.dtype != input.dtype:
         message = f"{names.weight}: expected {given[0]}, as {names.input} is, got {given[1]}"
-        message += f" ({names.weight}.to({names.input}.dtype) converts it)"
+        message += f"; {names.weight}.to({names.input}.dtype) converts it"
         raise ParamTypeError(message, operator=names.operator)
     return input, linear_weight
 
@@ -379,11 +379,11 @@ def _advice(name: str, target: torch.Tensor, shape: tuple[int, ...], classes: in
     is_floating, got = target.is_floating_point(), tuple(target.shape)
     rows = shape[:-1] if is_floating else shape
     if got == (*rows, 1):
-        return f" (class ids: {name}.squeeze(-1){'.long()' if is_floating else ''})"
+        return f"; for class ids, pass {name}.squeeze(-1){'.long()' if is_floating else ''}"
     if not is_floating and target.numel() == prod(shape):
-        return f" ({name}.reshape({shape}) has this shape)"
+        return f"; pass {name}.reshape({shape})"
     if got == (rows if is_floating else (*rows, classes)):
-        return f" ({name}.long() makes classes of it)" if is_floating else f" (if one-hot, {name}.argmax(-1))"
+        return f"; {name}.long() converts it to classes" if is_floating else f"; if one-hot, pass {name}.argmax(-1)"
     return ""
 
 

@@ -174,7 +174,7 @@ def checked_integers(operator: str, ignore_index: object, num_threads: object) -
     """Convert arguments to the schema's types. torch's own errors would name neither function nor argument."""
     ignored = IGNORE_INDEX if ignore_index is None else integer(ignore_index, "ignore_index", operator)
     if not -MAX_INDEX - 1 <= ignored <= MAX_INDEX:
-        expected = "an int of 64 bits"
+        expected = "a 64-bit int"
         raise ParamInvalidError(f"ignore_index: expected {expected}, got {shown(ignored)}", operator=operator)
     return ignored, threads_of(num_threads, operator)
 
@@ -188,15 +188,15 @@ def check_reduction(operator: str, reduction: object) -> None:
 def check_target_dtype(operator: str, name: str, target: torch.Tensor) -> None:
     """Refuse truth values."""
     if target.dtype == torch.bool:
-        message = f"{name}: expected an integer dtype, got bool ({name}.long() makes classes of it)"
+        message = f"{name}: expected an integer dtype, got bool; {name}.long() converts it to classes"
         raise ParamTypeError(message, operator=operator)
 
 
 def refuse_dense(operator: str, name: str, target: torch.Tensor, where: str) -> None:
     """Refuse probabilities of all classes."""
     if target.is_floating_point():
-        hint = "target_prob takes the probabilities of some classes"
-        message = f"probabilities of all classes are not supported {where}, got {target.dtype} ({hint})"
+        hint = "use target_prob for the probabilities of some classes"
+        message = f"probabilities of all classes are not supported {where}, got {target.dtype}; {hint}"
         raise NotImplementedError(f"{operator}: {name}: {message}")
 
 
@@ -214,7 +214,7 @@ def refuse_gradients(operator: str, options: Mapping[str, torch.Tensor], results
     """Refuse options that require grad, which the results have no gradient for."""
     for name, tensor in options.items():
         if tensor.requires_grad and torch.is_grad_enabled():
-            message = f"{results_have} no gradient for it, got a tensor that requires grad (tensor.detach() does not)"
+            message = f"{results_have} no gradient for it; pass {name}.detach()"
             raise NotImplementedError(f"{operator}: {name}: {message}")
 
 
@@ -343,8 +343,8 @@ def _over_processes(function: Callable, number: int | None) -> Callable:
         return function
     shard = SHARDS.get(number)
     if shard is None:
-        expected = "the number of a part of a vocabulary whose loss is in use"
-        message = f"shard: expected {expected}, which a graph cannot keep, got {number}"
+        expected = "the number of a shard whose loss is in use"
+        message = f"shard: expected {expected}, which graphs cannot store, got {number}"
         raise ParamInvalidError(message, operator=LINEAR.name)
     return shard.function(function.__name__)
 

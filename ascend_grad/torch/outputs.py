@@ -53,5 +53,5 @@ def statistics(
 
 def no_lse_error(operator: str) -> ParamInvalidError:
     """Return the error of backward through outputs that were computed without lse."""
-    message = "outputs: expected 'lse' among them, as backward through outputs needs it"
+    message = "outputs: expected 'lse' among the names, as the gradients of outputs need it"
     return ParamInvalidError(message, operator=operator)

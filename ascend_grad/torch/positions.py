@@ -198,6 +198,6 @@ def _check_positions(
     for name, tensor in given.items():
         shape, words = shapes[OPTIONS[name].kind]
         if name == "bias":
-            shape, words = linear_weight.shape[:-1], "that of linear_weight but for its last dimension"
+            shape, words = linear_weight.shape[:-1], "that of linear_weight without its last dimension"
         if name not in ROWS_OF or tensor.dim() > 0:
             check_shape(_NAME, _NAMES.of(name), tensor, shape, words)

@@ -204,9 +204,7 @@ def _scale_of(operator: str, scale: Any, fix_triu_mask: object) -> Any:
     Compiled autograd compiles a graph again for a tensor without dimensions.
     """
     if isinstance(scale, torch.Tensor) and scale.requires_grad:
-        message = (
-            "scale: expected a number, got a tensor that requires a gradient, which this function does not compute"
-        )
+        message = "scale: expected a number, got a tensor that requires grad; gradients of scale are not supported"
         raise ParamTypeError(message, operator=operator)
     if truth_value(fix_triu_mask, "fix_triu_mask", operator, "False"):
         expected = "False (a generated triangular mask is not supported)"

@@ -97,7 +97,7 @@ def check_floating(operator: str, target: torch.Tensor | None = None, /, **tenso
             expected = "dtype float32, float16, bfloat16 or float64"
             is_swapped = target is not None and target.is_floating_point()
             advice = f"are {name} and target swapped?" if is_swapped else f"{name}.float() converts it"
-            got = f"{str(tensor.dtype).removeprefix('torch.')} ({advice})"
+            got = f"{str(tensor.dtype).removeprefix('torch.')}; {advice}"
             raise ParamTypeError(f"{name}: expected {expected}, got {got}", operator=operator)
 
 
@@ -109,7 +109,7 @@ def threads_of(num_threads: object, operator: str) -> int | None:
 def refuse_jit_trace(operator: str) -> None:
     """Refuse `torch.jit.trace`, whose graphs have no lists of strings, which losses take."""
     if not torch.compiler.is_compiling() and torch.jit.is_tracing():
-        message = "torch.jit.trace cannot record losses (torch.export and torch.compile can)"
+        message = "torch.jit.trace is not supported; use torch.export or torch.compile"
         raise NotImplementedError(f"{operator}: {message}")
 
 
@@ -124,10 +124,10 @@ def refuse_other_class(operator: str, name: str, value: object, expected: str = 
     """Refuse an argument that is no tensor."""
     advice = advice_on_module(value)
     if isinstance(value, torch.Tensor):
-        advice = f" ({expected}({name}) makes one)"
+        advice = f"; pass {expected}({name})"
     if isinstance(value, np.ndarray):
-        also = f", or ascend_grad.{operator}" if hasattr(ag, operator) else ""
-        advice = f" (torch.from_numpy({name}){also})"
+        also = f", or use ascend_grad.{operator}" if hasattr(ag, operator) else ""
+        advice = f"; pass torch.from_numpy({name}){also}"
     raise ParamTypeError(f"{name}: expected a {expected}, got {shown(value)}{advice}", operator=operator)
 
 
@@ -141,23 +141,24 @@ def check_tensors(operator: str, **tensors: object) -> None:
         if not isinstance(tensor, torch.Tensor):
             refuse_other_class(operator, name, tensor)
         if type(tensor) not in _OWN_CLASSES and hasattr(tensor, "full_tensor"):
-            expected = "a tensor of this process (to_local() or full_tensor() makes one)"
-            message = f"{name}: expected {expected}, got a {type(tensor).__name__}"
+            got = f"a {type(tensor).__name__}; pass {name}.to_local() or {name}.full_tensor()"
+            message = f"{name}: expected a tensor of this process only, got {got}"
             raise ParamTypeError(message, operator=operator)
         if type(tensor) not in _OWN_CLASSES and isinstance(tensor, torch.masked.MaskedTensor):
-            expected = "a tensor that computes as torch.Tensor does (to_tensor(value) makes one)"
-            raise ParamTypeError(f"{name}: expected {expected}, got a {type(tensor).__name__}", operator=operator)
+            got = f"a {type(tensor).__name__}; pass {name}.to_tensor(value)"
+            raise ParamTypeError(f"{name}: expected a tensor without a mask, got {got}", operator=operator)
         device = tensor.device
         if device.type not in ("cpu", "npu", "meta"):
-            message = f"{name}: expected a tensor on the CPU or on an Ascend NPU, got one on {device} (cpu() copies it)"
+            expected = "a tensor on the CPU or on an Ascend NPU"
+            message = f"{name}: expected {expected}, got one on {device}; pass {name}.cpu()"
             raise BackendUnavailableError(message, operator=operator)
         if place is None:
             place = device
         elif device != place:
-            expected = f"a tensor on {place}, as {next(iter(tensors))} is one"
+            expected = f"a tensor on {place}, like {next(iter(tensors))}"
             raise ParamTypeError(f"{name}: expected {expected}, got one on {device}", operator=operator)
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
             kind = "a nested" if tensor.is_nested else "a quantized" if tensor.is_quantized else f"a {tensor.layout}"
             conversion = "dequantize" if tensor.is_quantized else "to_dense"
-            hint = "" if tensor.is_nested else f" ({conversion}() makes one)"
-            raise ParamTypeError(f"{name}: expected a dense tensor{hint}, got {kind} tensor", operator=operator)
+            advice = "" if tensor.is_nested else f"; pass {name}.{conversion}()"
+            raise ParamTypeError(f"{name}: expected a dense tensor, got {kind} tensor{advice}", operator=operator)

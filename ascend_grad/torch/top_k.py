@@ -124,8 +124,8 @@ def linear_top_k(
     refuse_forward_mode(_NAME, **tensors, **further)
     needs_grad = torch.is_grad_enabled() and any(each.requires_grad for each in tensors.values())
     if needs_grad and input.device.type == "npu":
-        message = "an Ascend NPU computes the log-probabilities without a gradient, got tensors that require grad"
-        raise NotImplementedError(f"{_NAME}: {message} (torch.no_grad() goes without)")
+        message = "gradients are not supported on an Ascend NPU, got tensors that require grad"
+        raise NotImplementedError(f"{_NAME}: {message}; use torch.no_grad()")
     input, linear_weight = layer_as_computed(_NAMES, input, linear_weight)
     k = k if type(k) in (int, torch.SymInt) else integer(k, "k", _NAME)
     threads = threads_of(num_threads, _NAME)

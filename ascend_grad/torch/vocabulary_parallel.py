@@ -53,7 +53,7 @@ class VocabularyShard:
 
         def check() -> None:
             if get_proxy_mode() is not None:  # the graph would outlive the shard
-                raise NotImplementedError(f"{_NAME} with a group: graphs by make_fx or torch.export are not supported")
+                raise NotImplementedError(f"{_NAME}: make_fx and torch.export do not support a group")
             for name, tensor in zip(("input", "linear_weight", "target"), layer):
                 if tensor.is_meta:
                     expected = "a tensor on the CPU or on an Ascend NPU"

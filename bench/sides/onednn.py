@@ -44,7 +44,7 @@ def driver() -> ctypes.CDLL | None:
         except (OSError, subprocess.CalledProcessError) as error:
             lines = (getattr(error, "stderr", None) or str(error)).splitlines()
             reason = next((line for line in lines if "error" in line), lines[0])
-            print(f"oneDNN takes no part: {reason}", file=sys.stderr)
+            print(f"oneDNN is left out: {reason}", file=sys.stderr)
             return None
     found.rival_new.restype = ctypes.c_void_p
     found.rival_run.argtypes, found.rival_free.argtypes = [ctypes.c_void_p] * 2, [ctypes.c_void_p]

@@ -219,14 +219,15 @@ cdef class TorchType(DLPackType):
 
     cdef int check(self, object value, str name, str operator) except -1:
         if self.overriding is not None:
-            hint = " (to_local() or full_tensor() makes one)" if hasattr(value, "full_tensor") else ""
-            refuse(name, operator, f"a tensor that computes as torch.Tensor does{hint}", self.overriding)
+            advice = f"; pass {name}.to_local() or {name}.full_tensor()" if hasattr(value, "full_tensor") else ""
+            expected = "a tensor whose class does not override torch's functions"
+            refuse(name, operator, expected, f"{self.overriding}{advice}")
         if value.requires_grad:
-            expected = "a tensor that does not require grad (ascend_grad.torch takes those, detach() drops it)"
-            refuse(name, operator, expected, "one that does")
+            got = f"one that does; use ascend_grad.torch, or pass {name}.detach()"
+            refuse(name, operator, "a tensor that does not require grad", got)
         if self.is_neg(value):
-            expected = "a tensor whose elements are as in memory (resolve_neg() makes one)"
-            refuse(name, operator, expected, "one with the negative bit set")
+            got = f"one that has it; pass {name}.resolve_neg()"
+            refuse(name, operator, "a tensor without the negative bit", got)
         return 0
 
     cdef cnp.ndarray read(self, object value):
@@ -314,7 +315,7 @@ cpdef ArrayType array_type(object value, str name, str operator):
     except MemoryError:
         raise
     except Exception as error:  # methods of the argument may raise anything
-        message = f"{name}: expected an array, got {type(value).__name__}, which does not say what it is: {error}"
+        message = f"{name}: expected an array, got {type(value).__name__}, whose type cannot be determined: {error}"
         raise ParamTypeError(message, operator=operator) from error
 
 
@@ -376,14 +377,14 @@ cdef object refuse(str name, str operator, str expected, object got):
 cdef object not_converted(object value, object error, str name, str operator):
     """Return the exception for an array that its library does not export, for the reason in `error`."""
     reason = str(error).partition("\n")[0]  # the other lines are a C++ stack trace
-    message = f"{name}: expected an array, got {type(value).__name__}, which does not convert: {reason}"
+    message = f"{name}: expected an array, got {type(value).__name__}, which cannot be converted: {reason}"
     return ParamTypeError(message, operator=operator)
 
 
 cdef object on_another_device(object value, object device, str name, str operator):
     device = getattr(value, "device", device)  # torch's own name, if it has one
     is_copied = hasattr(value, "cpu") and getattr(device, "type", "meta") != "meta"
-    advice = f" ({name}.cpu() copies it)" if is_copied else ""
+    advice = f"; pass {name}.cpu()" if is_copied else ""
     message = f"{name}: expected an array on the CPU, got one on device {device}{advice}"
     return BackendUnavailableError(message, operator=operator)
 
@@ -414,32 +415,32 @@ cdef object device_tensor(object tensor, str name, str operator):
 cdef object explain(object value, str name, str operator):
     """Raise an error with the reason why neither NumPy nor a device can read a tensor, if the reason is known."""
     if value.is_nested:
-        refuse(name, operator, "a tensor of one shape", "a nested tensor")
+        refuse(name, operator, "a dense tensor", "a nested tensor")
     if value.device.type not in ("cpu", *DEVICE_TENSORS):
         raise on_another_device(value, None, name, operator)
     if str(value.layout) != "torch.strided":
-        refuse(name, operator, "a dense tensor (to_dense() makes one)", f"layout {value.layout}")
+        refuse(name, operator, "a dense tensor", f"layout {value.layout}; pass {name}.to_dense()")
     if value.is_quantized:
-        expected = "a tensor that is not quantised (dequantize() makes one)"
-        refuse(name, operator, expected, f"dtype {value.dtype}")
+        got = f"dtype {value.dtype}; pass {name}.dequantize()"
+        refuse(name, operator, "a tensor that is not quantized", got)
     if str(value.dtype).startswith("torch.float8"):
         refuse(name, operator, "float32, float16, bfloat16, float64 or integers", f"{value.dtype}")
     if is_wrapped(value):
-        expected = "a tensor with memory (ascend_grad.torch is for what torch.vmap and torch.func transform)"
-        refuse(name, operator, expected, f"one that a transform wraps, of shape {tuple(value.shape)}")
+        got = f"one of shape {tuple(value.shape)} that torch.vmap or torch.func transforms; use ascend_grad.torch"
+        refuse(name, operator, "a tensor with memory", got)
 
 
 cdef object explain_of_jax(object value, str name, str operator):
     """Raise an error with the reason why NumPy cannot read an array of JAX, if the reason is known."""
     jax = sys.modules["jax"]
     if isinstance(value, jax.core.Tracer):
-        expected = "an array that has values (ascend_grad.jax is for what JAX traces: jit, grad, vmap)"
-        refuse(name, operator, expected, f"a tracer of shape {value.shape}")
+        got = f"a tracer of shape {value.shape}; use ascend_grad.jax within jit, grad and vmap"
+        refuse(name, operator, "an array with values", got)
     if value.is_deleted():
-        refuse(name, operator, "an array that has memory", "one that was deleted or donated")
+        refuse(name, operator, "an array with memory", "one that was deleted or donated")
     if len(value.devices()) > 1:
-        expected = "an array on one device (jax.device_put copies it there)"
-        refuse(name, operator, expected, f"one on {len(value.devices())} devices")
+        got = f"one on {len(value.devices())} devices; pass jax.device_put({name}, device)"
+        refuse(name, operator, "an array on one device", got)
 
 
 cdef int mark_written(object value) except -1:

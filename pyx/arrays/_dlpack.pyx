@@ -161,7 +161,7 @@ cdef cnp.ndarray array_over(Managed owner, const DLTensor *tensor, bint is_writa
         dtype = tensor.dtype
         raise BufferError(f"NumPy has no dtype for DLPack's ({dtype.code}, {dtype.bits} bits, {dtype.lanes} lanes)")
     if not 0 <= tensor.ndim <= MAX_RANK:
-        raise BufferError(f"rank {tensor.ndim} is beyond {MAX_RANK}")
+        raise BufferError(f"expected at most {MAX_RANK} dimensions, got {tensor.ndim}")
     if tensor.ndim and tensor.shape == NULL:
         raise BufferError("its shape is missing")
     for axis in range(tensor.ndim):
@@ -223,7 +223,7 @@ cdef cnp.ndarray array_through(const DLPackExchangeAPI *api, object value):
     cdef DLManagedTensorVersioned *tensor = NULL
     api.managed_tensor_from_py_object_no_sync(<void *>value, &tensor)
     if tensor == NULL:
-        raise BufferError("the exchange API gave no tensor")
+        raise BufferError("its exchange API returned no tensor")
     return array_of_versioned(tensor)
 
 
@@ -243,7 +243,7 @@ cdef cnp.ndarray array_of(object value, bint is_writable):
         PyCapsule_SetName(capsule, "used_dltensor_versioned")
         return array_of_versioned(<DLManagedTensorVersioned *>tensor)
     if not PyCapsule_IsValid(capsule, LEGACY):
-        raise BufferError(f"expected a DLPack capsule that nobody has used, got {type(capsule).__name__}")
+        raise BufferError(f"expected an unused DLPack capsule, got {type(capsule).__name__}")
     tensor = PyCapsule_GetPointer(capsule, LEGACY)
     PyCapsule_SetName(capsule, "used_dltensor")
     owner = Managed.__new__(Managed)
@@ -328,7 +328,7 @@ cdef object object_through(const DLPackExchangeAPI *api, cnp.ndarray array):
     # The API takes ownership of the tensor, even if it fails.
     api.managed_tensor_to_py_object_no_sync(versioned_of(array), &result)
     if result == NULL:
-        raise BufferError("the exchange API gave no array")
+        raise BufferError("its exchange API returned no array")
     given = <object>result
     Py_DECREF(<PyObject *>result)  # the API's new reference, as `given` has its own
     return given

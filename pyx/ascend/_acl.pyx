@@ -282,7 +282,7 @@ cdef class DeterministicGuard:
         cdef ag_acl_error code
         cdef str reason = lacks_determinism()
         if reason:
-            raise BackendUnavailableError(f"deterministic results were asked for, and {reason}")
+            raise BackendUnavailableError(f"deterministic results were requested, but {reason}")
         with nogil:
             code = table.aclrtCtxGetSysParamOpt(AG_ACL_DETERMINISTIC, &value)
         if code == _NOT_SET:  # the option has no default

@@ -436,9 +436,9 @@ cdef cnp.ndarray writable_result(Call call, str name, object out, Result result)
         return None
     if not result.is_asked_for(call):
         got = "an array" if call.device_id >= 0 else arguments.shown(out)  # `shown` reads elements
-        call.fail(name, "None, as the call does not ask for this result", got)
+        call.fail(name, "None, as this result is not requested", got)
     if not cnp.PyArray_Check(out):
-        call.fail(name, "an array that can be written into", type(out).__name__, ParamTypeError)
+        call.fail(name, "a writable array", type(out).__name__, ParamTypeError)
     if not cnp.PyArray_CheckExact(out):
         arguments.check_class(type(out), name, call.operator.name)
     array = <cnp.ndarray>out
@@ -453,7 +453,7 @@ cdef cnp.ndarray writable_result(Call call, str name, object out, Result result)
     if not cnp.PyArray_ISWRITEABLE(array):
         call.fail(name, "a writable array", "a read-only one")
     if overlaps_itself(array):
-        call.fail(name, "an array whose elements do not share memory", f"strides {out.strides}")
+        call.fail(name, "an array whose elements do not overlap", f"strides {out.strides}")
     return array
 
 
@@ -504,16 +504,16 @@ cdef int check_devices(Call call, object out) except -1:
     there = inputs[first]
     for name, array in inputs.items():
         if not isinstance(array, AbstractDeviceArray):
-            got = f"an array on the host ({there.TO_DEVICE} copies it, {there.TO_HOST} brings the others back)"
+            got = f"one on the host (copy it with {there.TO_DEVICE}, or the others with {there.TO_HOST})"
         elif array.device != there.device:
             got = f"one on device {array.device}"
         else:
-            got = f"one on it that is {array.KIND}"
+            got = f"{array.KIND} on that device"
         if type(array) is not type(there) or array.device != there.device:
             kind = "an array" if not isinstance(array, AbstractDeviceArray) or array.KIND == there.KIND else there.KIND
-            call.fail(name, f"{kind} on device {there.device}, as {first} is one", got, ParamTypeError)
+            call.fail(name, f"{kind} on device {there.device}, like {first}", got, ParamTypeError)
     if out is not None and not there.CAN_BE_OUT:
-        call.fail("out", "None, as calls on arrays of the device give new ones", type(out).__name__, ParamTypeError)
+        call.fail("out", "None, as calls on arrays of a device return new arrays", type(out).__name__, ParamTypeError)
     call.kind = NUMPY if call.origins is None else call.origins[call.operator.parameters.index(first)]
     return 0
 
@@ -534,7 +534,7 @@ cdef ArrayType common_type(Call call):
         elif kind is not first and kind.library != first.library:
             if (called.mixes[i] or called.mixes[first_i]) and (kind is NUMPY or first is NUMPY):
                 continue
-            expected = f"an array of {first.library}, as {called.parameters[called.any_array_slots[first_i]]} is one"
+            expected = f"an array of {first.library}, like {called.parameters[called.any_array_slots[first_i]]}"
             name = called.parameters[called.any_array_slots[i]]
             call.fail(name, expected, f"one of {kind.library}", ParamTypeError)
     return first
@@ -592,7 +592,7 @@ cdef Call validate(Operator operator, list values, object out):
     if is_pair:
         call.second_out = writable_result(call, "out[1]", second_view, <Result>operator.result_specs[1])
         if call.first_out is not None and call.second_out is not None and may_overlap(call.first_out, call.second_out):
-            call.fail("out", "arrays that do not share memory", "two that do")
+            call.fail("out", "arrays that do not overlap", "two that do")
     return call
 
 

@@ -98,18 +98,19 @@ cdef class Floating(Check):
             if number < 0 and self.converts and self.convert_integers(call):
                 return self.run(call)
             if number < 0:
-                expected = f"dtype {FLOATING_NAMES}"
+                got = f"{array.dtype}"
                 if array.dtype.kind in "biu":
-                    expected += f" ({conversion(call, self.slots[i], 'float32')} converts it)"
-                got = f"{array.dtype} (astype(numpy.float64) converts numbers)" if array.dtype == object else array.dtype
-                call.fail(self.names[i], expected, got, ParamTypeError)
+                    got += f"; {self.names[i]}.{conversion(call, self.slots[i], 'float32')} converts it"
+                elif array.dtype == object:
+                    got += f"; {self.names[i]}.astype(numpy.float64) converts numbers"
+                call.fail(self.names[i], f"dtype {FLOATING_NAMES}", got, ParamTypeError)
             if first < 0:
                 first = number
             elif number != first:
                 expected = f"dtype {_floating[first]} as {self.names[0]} has"
                 method = "to" if is_tensor(call, self.slots[i]) else "astype"
                 advice = f"{self.names[i]}.{method}({self.names[0]}.dtype) converts it"
-                call.fail(self.names[i], expected, f"{array.dtype} ({advice})", ParamTypeError)
+                call.fail(self.names[i], expected, f"{array.dtype}; {advice}", ParamTypeError)
         return 0
 
     cdef bint convert_integers(self, Call call) except -1:
@@ -160,7 +161,7 @@ cdef class Dtype(Check):
         if self.kinds[0] == c"f" or array.dtype.kind not in "biuf":
             return ""
         method = "bool()" if is_mask and is_tensor(call, self.slots[0]) else "astype(bool)"
-        return f" ({self.names[0]}.{method if is_mask else conversion(call, self.slots[0], 'int64')} converts it)"
+        return f"; {self.names[0]}.{method if is_mask else conversion(call, self.slots[0], 'int64')} converts it"
 
 
 cdef class Number(Check):
@@ -230,8 +231,8 @@ cdef class AxisInRange(Check):
         if type(given) is not int and given is not _last:
             call.ran_foreign_code = True
             if call.operator.family == ROWWISE and (given is None or isinstance(given, tuple)):
-                advice = f"for all axes, as SciPy's default: {self.names[0]}.reshape(-1)"
-                call.fail("axis", "an int", f"{arguments.shown(given)} ({advice})", ParamTypeError)
+                advice = f"for all axes, SciPy's default, pass {self.names[0]}.reshape(-1)"
+                call.fail("axis", "an int", f"{arguments.shown(given)}; {advice}", ParamTypeError)
             given = call.values[self.slots[1]] = arguments.integer(given, "axis", call.operator.name)
         axis = PyLong_AsLongLongAndOverflow(given, &overflow)
         if overflow or not -rank <= axis < rank:
@@ -268,7 +269,7 @@ cdef class Rank(Check):
             expected = f"rank {self.low}" if self.low == self.high else f"rank {self.low} to {self.high}"
             advice = ""
             if self.low == self.high and 0 < self.low - rank <= 2:
-                advice = f" ({self.names[0]}[{', '.join(['None'] * (self.low - rank))}] has rank {self.low})"
+                advice = f"; {self.names[0]}[{', '.join(['None'] * (self.low - rank))}] has rank {self.low}"
             call.fail(self.names[0], expected, f"rank {rank}{advice}")
         return 0
 
@@ -341,13 +342,13 @@ cdef class Shape(Check):
         """Return what to do about a wrong shape, if its likely cause is known."""
         cdef tuple shape = shape_of(array), sizes = tuple([call.sizes[<int>each] for each in self.dims])
         if len(sizes) == 1 and cnp.PyArray_SIZE(array) == sizes[0]:
-            return f" ({self.names[0]}.reshape(-1) has one dimension)"
+            return f"; pass {self.names[0]}.reshape(-1)"
         if len(sizes) != 2:
             return ""
         if len(shape) == 2 and all([known < 0 or known == got for known, got in zip(sizes, reversed(shape))]):
             return f" (did you mean {self.names[0]}.T?)"
         if len(shape) > 2 and sizes[1] in (-1, shape[len(shape) - 1]):
-            return f" ({self.names[0]}.reshape(-1, {shape[len(shape) - 1]}) has two dimensions)"
+            return f"; pass {self.names[0]}.reshape(-1, {shape[len(shape) - 1]})"
         return ""
 
     cdef int run_on_rows(self, Call call, cnp.ndarray array) except -1:
@@ -369,8 +370,8 @@ cdef class Shape(Check):
             if shape[:axis] + shape[axis + 1:] != rows:
                 continue
             if is_tensor(call, first) and call.axis == 1:  # the only axis of ascend_grad.torch
-                return f" (classes along axis {axis}: {call.operator.array_names[0]}.movedim({axis}, 1))"
-            return f" (classes along axis {axis}{', as in PyTorch' if axis == 1 else ''}: axis={axis})"
+                return f"; if axis {axis} has the classes, pass {call.operator.array_names[0]}.movedim({axis}, 1)"
+            return f"; if axis {axis} has the classes{', as in PyTorch' if axis == 1 else ''}, pass axis={axis}"
         return ""
 
 
@@ -394,7 +395,7 @@ cdef object integer_between(Call call, int slot, object low, object high):
     if not low <= index <= high:
         expected = f"an int in [{low}, {high}]"
         if low < -arguments.MAX_INDEX:  # every int64 is allowed
-            expected = "an int of 64 bits"
+            expected = "a 64-bit int"
         elif high > arguments.MAX_INDEX // 2:
             expected = f"an int of at least {low}" if index < low else f"an int of at most {high}"
         call.fail(name, expected, arguments.shown(index))

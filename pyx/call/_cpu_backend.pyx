@@ -197,7 +197,7 @@ def workspace_size(Call call, int threads):
     # Arguments may be of any size: rows without a stride take no memory.
     sizes = [math.prod(spec.shape) * spec.dtype.itemsize for spec in call.specs if spec is not None]
     if max(sizes, default=0) > SIZE_LIMIT:
-        raise MemoryError(f"{call.operator.name}: a result of {max(sizes)} bytes fits no memory")
+        raise MemoryError(f"{call.operator.name}: a result of {max(sizes)} bytes exceeds the address space")
     if call.operator.family == ROWWISE:
         return _rowwise_python.workspace_bound(call, threads)
     if call.operator.family == LOSSES:

@@ -133,7 +133,7 @@ cdef str selected_device(Call call, tuple request, Device device, list reasons):
     if unsupported is not None and unsupported.error is not None:
         raise unsupported.error
     if reasons is not None:
-        reason = f"asked for by {request[1]}" if call.device_id < 0 else f"its arrays are on device {call.device_id}"
+        reason = f"requested by {request[1]}" if call.device_id < 0 else f"its arrays are on device {call.device_id}"
         reasons.append(reason if unsupported is None else f"{reason}, though {unsupported.reason}")
     return device.name
 
@@ -151,7 +151,7 @@ cdef str automatic(Call call, tuple request, list reasons):
                 if reasons is not None:
                     reasons.append(request[1] + others)
                 return device.name
-            hint = " (a forced call asks it all the same)" if unsupported.error is None else ""
+            hint = f" (backend={device.name!r} tries it)" if unsupported.error is None else ""
             status = False, unsupported.reason + hint, ""
         if reasons is not None:
             others += f"; not {device.name}: {status[1]}"
@@ -173,7 +173,7 @@ cdef str select(Call call, tuple request, list reasons):
             if device.backend.owns(call.arrays[0]):
                 break
         if name not in ("auto", device.name):
-            where = f"its arrays are on device {call.device_id} ({call.arrays[0].TO_HOST} brings them back)"
+            where = f"its arrays are on device {call.device_id} (copy them to the host with {call.arrays[0].TO_HOST})"
             cannot(call, name, request[1], where)
         return selected_device(call, request, device, reasons)
     if name == "auto":
@@ -182,7 +182,7 @@ cdef str select(Call call, tuple request, list reasons):
         if name == device.name:
             return selected_device(call, request, device, reasons)
     if reasons is not None:
-        reasons.append(f"asked for by {request[1]}")
+        reasons.append(f"requested by {request[1]}")
     return name
 
 

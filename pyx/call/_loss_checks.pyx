@@ -124,7 +124,7 @@ cdef class VocabularyBounds(Check):
         start = integer_between(call, self.slots[0], 0, arguments.MAX_INDEX)
         end = integer_between(call, self.slots[1], start, arguments.MAX_INDEX)
         if end - start > call.sizes[V]:
-            expected = f"at most {call.sizes[V]} (rows of weight) beyond vocab_start_index {start}"
+            expected = f"at most {start + call.sizes[V]}, the sum of vocab_start_index and the rows of weight"
             call.fail("vocab_end_index", expected, end)
         return 0
 
@@ -301,7 +301,7 @@ cdef class HessianOfLossAlone(Check):
             return 0
         for i in range(1, self.count):
             if call.values[self.slots[i]] is not None:
-                expected = f"no 'hessian_diag' with {self.names[i]} (it is the Hessian of the loss alone)"
+                expected = f"no 'hessian_diag' with {self.names[i]}, which is not part of this Hessian"
                 call.fail("outputs", expected, "both")
         return 0
 
@@ -360,7 +360,7 @@ cdef class SomeUpstreamGradient(Check):
             if call.values[self.slots[i]] is not None:
                 break
         else:
-            call.fail("grad_loss", "an upstream gradient here, or as grad_lse, grad_log_prob or grad_entropy", None)
+            call.fail("grad_loss", "an upstream gradient, or one as grad_lse, grad_log_prob or grad_entropy", None)
         if call.values[self.slots[0]] is None:
             call.values[self.slots[0]] = 0.0
         return 0
@@ -457,6 +457,6 @@ cdef class LeadingDimensions(Check):
         for length in shape[:len(shape) - further]:
             count *= length
         if count == rows and len(last) == further:
-            return f" ({name}.reshape({leading + last}) has this shape)"
+            return f"; pass {name}.reshape({leading + last})"
         is_one_hot = not further and name.startswith("target") and shape == (*leading, *shape_of(weight)[:1])
-        return f" ({advice_on_one_hot(name)})" if is_one_hot else ""
+        return f"; {advice_on_one_hot(name)}" if is_one_hot else ""

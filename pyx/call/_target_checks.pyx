@@ -40,7 +40,7 @@ def looks_one_hot(cnp.ndarray ids, Py_ssize_t classes):
 
 cdef str advice_on_one_hot(str name):
     """Return what to do about targets with as many entries for each row as classes."""
-    return f"if rows are one-hot, {name}.argmax(-1) gives the classes"
+    return f"if rows are one-hot, pass {name}.argmax(-1)"
 
 
 cdef class Targets(Check):
@@ -74,7 +74,7 @@ cdef class Targets(Check):
         cdef bint fits = len(shape) == len(rows) + 1 and shape[:len(rows)] == rows
         advice = ""
         if shape == rows and shape_of(prob) == rows + (vocabulary_of(call),):
-            advice = f" (probabilities of all classes are passed as {self.names[0]}, without {self.names[1]})"
+            advice = f"; pass probabilities of all classes as {self.names[0]}, without {self.names[1]}"
         if of_logits and not fits:
             expected = f"shape ({', '.join([*map(str, rows), 'K'])}), K entries for each row of input"
             call.fail(self.names[0], expected, f"{shape}{advice}")
@@ -94,9 +94,9 @@ cdef class Targets(Check):
             return 0
         name, last = self.names[0], shape[len(rows)]
         if last == 1:
-            call.fail(name, f"shape {rows}", f"{shape} ({name}.squeeze(-1) has this shape)")
+            call.fail(name, f"shape {rows}", f"{shape}; pass {name}.squeeze(-1)")
         if last == vocabulary_of(call):
-            call.fail(name, f"shape {rows}", f"{shape} ({advice_on_one_hot(name)})")
+            call.fail(name, f"shape {rows}", f"{shape}; {advice_on_one_hot(name)}")
         call.fail(name, f"shape {rows}, or target_prob with {last} probabilities for each row", shape)
 
 
@@ -129,7 +129,7 @@ cdef class ZeroProbabilities(Check):
     cdef int run(self, Call call) except -1:
         if call.values[self.slots[0]] is not None and is_zero(call.values[self.slots[0]]):
             if is_on_device(call.values[self.slots[1]]):
-                call.fail("target_prob", "an array of zeros on the device that target is on", 0)
+                call.fail("target_prob", "an array of zeros on the device of target", 0)
             call.values[self.slots[0]] = np.broadcast_to(np.float32(0), shape_of(call.array(self.slots[1])))
         return 0
 
@@ -189,7 +189,7 @@ cdef class Classes(Check):
         if dtype_of(array) >= 0 and self.allows_dense and not has_prob:
             return self.check_dense(call, array)
         if dtype.kind not in "iu" or not is_here:
-            advice = f" ({self.advice(call, array)})" if is_here and (dtype.kind in "fbOUT" or dtype_of(array) >= 0) else ""
+            advice = f"; {self.advice(call, array)}" if is_here and (dtype.kind in "fbOUT" or dtype_of(array) >= 0) else ""
             expected = "an integer dtype" if is_here else "dtype int32 or int64"
             if has_prob and dtype_of(array) >= 0:
                 expected, advice = f"{expected}, as target_prob is given", ""
@@ -198,8 +198,8 @@ cdef class Classes(Check):
             largest = int(array.max())
             if largest > arguments.MAX_INDEX:
                 index = tuple([int(each) for each in np.unravel_index(array.argmax(), shape_of(array))])
-                advice = f"{conversion(call, self.slots[0], 'int64')} makes it {largest - 2**64}"
-                call.fail(self.names[0], "vocabulary entries", f"{largest} at index {index} ({advice})")
+                advice = f"{conversion(call, self.slots[0], 'int64')} converts it to {largest - 2**64}"
+                call.fail(self.names[0], "values in the range of int64", f"{largest} at index {index} ({advice})")
         call.values[self.slots[0]] = array.astype(np.int64)
         return 0
 
@@ -220,10 +220,10 @@ cdef class Classes(Check):
         if rank == cnp.PyArray_NDIM(first):
             if shape_of(target) == shape[:len(shape) - 1] + (1,):
                 method = "long()" if is_tensor(call, self.slots[0]) else "astype(int)"
-                advice = f" (class ids: {self.names[0]}.squeeze(-1).{method})"
+                advice = f"; for class ids, pass {self.names[0]}.squeeze(-1).{method}"
             call.fail(self.names[0], expected, f"{shape_of(target)}{advice}")
         if rank + 1 == cnp.PyArray_NDIM(first) or self.is_swapped(call, target):
-            advice = f" ({self.advice(call, target)})"
+            advice = f"; {self.advice(call, target)}"
         got = f"{target.dtype} of shape {shape_of(target)}{advice}"
         return call.fail(self.names[0], f"an integer dtype, or {expected}", got, ParamTypeError)
 
@@ -236,14 +236,15 @@ cdef class Classes(Check):
         """Return how targets that are no integers become classes."""
         name = self.names[0]
         if array.dtype.kind in "UT" or (array.dtype == object and array.size and isinstance(array.flat[0], str)):
-            return f"numpy.unique({name}, return_inverse=True)[1] numbers them"
+            return f"numpy.unique({name}, return_inverse=True)[1] converts labels to classes"
         if dtype_of(array) >= 0:
             if self.is_swapped(call, array):
                 return f"are {call.operator.array_names[0]} and {name} swapped?"
             if (array != array).any():
                 filled = f"{name}.nan_to_num(" if is_tensor(call, self.slots[0]) else f"numpy.nan_to_num({name}, nan="
-                return f"it has NaN: {filled}ignore_index).{conversion(call, self.slots[0], 'int64')} ignores these rows"
-        return f"{name}.{conversion(call, self.slots[0], 'int64')} makes classes of it"
+                filled = f"{filled}ignore_index).{conversion(call, self.slots[0], 'int64')}"
+                return f"to ignore rows with NaN, pass {filled}"
+        return f"{name}.{conversion(call, self.slots[0], 'int64')} converts it to classes"
 
 
 cdef class TargetsInRange(Check):
@@ -316,7 +317,7 @@ cdef class TargetsInTheVocabulary(Check):
         cdef bint of_logits = call.operator.family == LOSSES
         if is_dense(call):
             if not of_logits and call.sizes[V] == 0 and call.sizes[BT] > 0:
-                call.fail(self.names[0], "indices, all of them ignore_index, as the vocabulary is empty", "probabilities")
+                call.fail(self.names[0], "only class ids equal to ignore_index, as the vocabulary is empty", "probabilities")
             return 0
         cdef bint is_here = cnp.PyArray_CheckExact(given)
         if isinstance(given, AbstractDeviceArray) and not given.IS_READ:
@@ -356,7 +357,7 @@ cdef class TargetsInTheVocabulary(Check):
             begin += ROWS_PER_CHECK
             _tasks.check_signals(&last)
         if call.values[self.slots[2]] is not None and looks_one_hot(target, entries):
-            advice = "floating targets without target_prob hold probabilities of all classes"
+            advice = "pass probabilities of all classes as floating targets, without target_prob"
             what = "looks one-hot (all ids are 0 or 1, K = V), but integers are read as class ids"
             arguments.warn(f"{call.operator.name}: target: {what}; {advice}")
         return 0

@@ -6,9 +6,9 @@ from ascend_grad._kernels cimport AG_BFLOAT16, AG_FLOAT16, AG_FLOAT32, AG_FLOAT6
 from ascend_grad._memory cimport advise_huge_pages
 from ascend_grad._views cimport is_addressable
 
-cdef const char *SIGNATURE = b"ascend_grad: the arguments, results or attributes fit no operator"
-cdef const char *SHAPES = b"ascend_grad: shapes and dtypes do not fit, or have more than 8 dimensions with vmap's"
-cdef const char *MEMORY = b"ascend_grad: no memory to work in"
+cdef const char *SIGNATURE = b"ascend_grad: the arguments, results or attributes match no operator"
+cdef const char *SHAPES = b"ascend_grad: shapes or dtypes do not match, or there are more than 8 dimensions, those of vmap included"
+cdef const char *MEMORY = b"ascend_grad: out of memory"
 
 
 # ---- buffers ---------------------------------------------------------------------------------------------------------

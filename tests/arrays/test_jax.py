@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 
 import jax
 import jax.numpy as jnp
@@ -196,7 +197,7 @@ def test_jax_arrays_are_never_written():
 def test_references_are_no_out():
     error = outcome(ag.softmax, jnp.zeros(3), out=jax.new_ref(jnp.zeros(3)))
     assert type(error) is TYPE
-    assert "out: expected an array that can be written into, got " in str(error)
+    assert "out: expected a writable array, got " in str(error)
 
 
 def test_outs_of_numpy_are_numpys():
@@ -212,10 +213,10 @@ def test_libraries_do_not_mix():
     for other, name in ((x, "numpy"), (Exchanged(x), "exchanged_arrays")):
         error = outcome(ag.softmax_backward, jnp.array(x), other)
         assert type(error) is TYPE
-        assert f"output: expected an array of jax, as grad_output is one, got one of {name}" in str(error)
+        assert f"output: expected an array of jax, like grad_output, got one of {name}" in str(error)
         error = outcome(ag.softmax_backward, other, jnp.array(x))
         assert type(error) is TYPE
-        assert f"output: expected an array of {name}, as grad_output is one, got one of jax" in str(error)
+        assert f"output: expected an array of {name}, like grad_output, got one of jax" in str(error)
 
 
 @pytest.mark.parametrize("operator", [GRADIENT, STATISTICS, WHOLE])
@@ -263,8 +264,8 @@ def test_arrays_that_are_refused(name):
 def test_traced_arrays(transform):
     with pytest.raises(ag.ParamTypeError) as info:
         transform(ag.softmax)(jnp.zeros((2, 3)))
-    expected = "softmax: input: expected an array that has values (ascend_grad.jax is for what JAX traces: jit, grad,"
-    assert str(info.value).startswith(expected)
+    expected = r"^softmax: input: expected an array with values, got a tracer of shape .*; use ascend_grad.jax"
+    assert re.search(expected, str(info.value))
 
 
 def test_traced_numbers():
@@ -289,7 +290,7 @@ for spec in (PartitionSpec("rows"), PartitionSpec()):
             ag.softmax_backward(*pair)
         except ag.ParamTypeError as error:
             assert error.code == 161002
-            expected = "expected an array on one device (jax.device_put copies it there), got one on 2 devices"
+            expected = "expected an array on one device, got one on 2 devices; pass jax.device_put("
             assert expected in str(error)
         else:
             raise AssertionError

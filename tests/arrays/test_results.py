@@ -182,9 +182,9 @@ def test_libraries_do_not_mix(own, library):
     ):
         error = outcome(ag.softmax_backward, own(x), stranger)
         assert type(error) is TYPE
-        assert f"output: expected an array of {library}, as grad_output is one, got one of {name}" in str(error)
+        assert f"output: expected an array of {library}, like grad_output, got one of {name}" in str(error)
         error = outcome(ag.softmax_backward, stranger, own(x))
-        assert f"output: expected an array of {name}, as grad_output is one, got one of {library}" in str(error)
+        assert f"output: expected an array of {name}, like grad_output, got one of {library}" in str(error)
 
 
 def test_matrices_of_numpy_are_of_numpy(own):
@@ -292,11 +292,11 @@ def test_outs_that_are_refused(own, library):
         f"out: expected an array of {library}, as the inputs are, got one of numpy": (np.zeros((2, 3)), TYPE),
         "out: expected shape (2, 3), got (3, 2)": (own(np.zeros((3, 2))), INVALID),
         "out: expected dtype float32, float16, bfloat16 or float64, got int64": (own(np.zeros((2, 3), int)), TYPE),
-        "out: expected an array whose elements do not share memory, got strides": (
+        "out: expected an array whose elements do not overlap, got strides": (
             own(np.broadcast_to(np.zeros(3), (2, 3))),
             INVALID,
         ),
-        "out: expected an array that can be written into, got list": ([[0.0] * 3] * 2, TYPE),
+        "out: expected a writable array, got list": ([[0.0] * 3] * 2, TYPE),
     }
     for message, (out, kind) in cases.items():
         error = outcome(ag.softmax, given, out=out)

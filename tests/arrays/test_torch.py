@@ -163,9 +163,9 @@ def test_numpy_does_not_mix():
     x = np.zeros((2, 3))
     error = outcome(ag.softmax_backward, torch.zeros(2, 3, dtype=torch.float64), x)
     assert type(error) is TYPE
-    assert "output: expected an array of torch, as grad_output is one, got one of numpy" in str(error)
+    assert "output: expected an array of torch, like grad_output, got one of numpy" in str(error)
     error = outcome(ag.softmax_backward, x, torch.zeros(2, 3, dtype=torch.float64))
-    assert "output: expected an array of numpy, as grad_output is one, got one of torch" in str(error)
+    assert "output: expected an array of numpy, like grad_output, got one of torch" in str(error)
 
 
 @pytest.mark.parametrize("operator", [GRADIENT, STATISTICS, WHOLE])
@@ -234,9 +234,9 @@ def refused() -> dict[str, tuple[torch.Tensor, str]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return {
-            "grad": (x.clone().requires_grad_(), "a tensor that does not require grad (ascend_grad.torch takes those"),
-            "parameter": (torch.nn.Parameter(x), "a tensor that does not require grad (ascend_grad.torch takes those"),
-            "negative": (torch.complex(x, x).conj().imag, "resolve_neg() makes one"),
+            "grad": (x.clone().requires_grad_(), "got one that does; use ascend_grad.torch, or pass "),
+            "parameter": (torch.nn.Parameter(x), "got one that does; use ascend_grad.torch, or pass "),
+            "negative": (torch.complex(x, x).conj().imag, ".resolve_neg()"),
             "sparse": (x.to_sparse(), "got layout torch.sparse_coo"),
             "compressed": (x.to_sparse_csr(), "got layout torch.sparse_csr"),
             "opaque": (x.to_mkldnn(), "got layout torch._mkldnn"),
@@ -270,13 +270,13 @@ def test_classes_with_their_own_arithmetic():
     for value in (fake, torch.zeros(3).as_subclass(Own)):
         error = outcome(ag.softmax, value)
         assert type(error) is TYPE
-        assert "input: expected a tensor that computes as torch.Tensor does, got " in str(error)
+        assert "input: expected a tensor whose class does not override torch's functions, got " in str(error)
 
 
 def test_tensors_within_transformations():
     """Tensors that a transformation wraps are refused, since they have no memory."""
     for transform, message in (
-        (torch.vmap(ag.softmax), "a tensor with memory .*, got one that a transform wraps"),
+        (torch.vmap(ag.softmax), "a tensor with memory .*, got one .* that torch.vmap or torch.func transforms"),
         (torch.func.grad(lambda x: ag.softmax(x).sum()), "a tensor that does not require grad"),
     ):
         with pytest.raises(ag.ParamTypeError, match=message):
@@ -378,7 +378,7 @@ def test_without_the_exchange_api(exchange: str, run_script):
     """
     told = run_script(script).stdout.splitlines()
     assert [line.split("got ")[1] for line in told] == [
-        "one that does",
-        "layout torch.sparse_coo",
+        "one that does; use ascend_grad.torch, or pass input.detach()",
+        "layout torch.sparse_coo; pass input.to_dense()",
         "one on device meta",
     ]

@@ -165,7 +165,7 @@ def test_backends_have_one_interface():
 def test_names_of_backends_of_other_classes():
     assert_identical(ag.softmax([0.0, 1.0], backend=np.str_("cpu")), ag.softmax([0.0, 1.0]))
     with ag.use_backend(np.str_("reference")):
-        assert ag.explain("softmax", [0.0]) == ("reference", "asked for by use_backend")
+        assert ag.explain("softmax", [0.0]) == ("reference", "requested by use_backend")
 
 
 @each_case
@@ -175,10 +175,10 @@ def test_explain(case, backend):
     def explain(**settings):
         return ag.explain(case.operator, **arguments | settings)
 
-    assert explain(backend=backend) == (backend, "asked for by the backend argument")
+    assert explain(backend=backend) == (backend, "requested by the backend argument")
     with ag.use_backend(backend):
-        assert explain() == (backend, "asked for by use_backend")
-        assert explain(backend="cpu") == ("cpu", "asked for by the backend argument")
+        assert explain() == (backend, "requested by use_backend")
+        assert explain(backend="cpu") == ("cpu", "requested by the backend argument")
     if backend == "npu":
         assert explain() == ("npu", "automatic choice")
     else:
@@ -263,7 +263,7 @@ def test_arithmetic_on_results_is_refused():
         lambda: result + result,
     )
     for call in calls:
-        with pytest.raises(TypeError, match="not a number; its field"):
+        with pytest.raises(TypeError, match="not a number; use its field"):
             call()
 
 

@@ -171,7 +171,7 @@ def test_a_choice_within_itself():
 def test_leaving_what_was_not_entered():
     def in_a_context_of_its_own():
         choice = ag.use_backend("reference")
-        message = r"use_backend\('reference'\): there is no block of it to leave in this thread or task"
+        message = r"use_backend\('reference'\): expected an open `with` block of it in this thread or task, got none"
         with pytest.raises(RuntimeError, match=message):
             choice.__exit__(None, None, None)
         assert chosen() == "reference"  # `use_backend` called as a function has a lasting effect
@@ -200,7 +200,7 @@ def test_blocks_that_end_in_another_order():
     assert (next(first), next(second), next(first)) == ("reference", "cpu", "cpu")
     first.close()
     assert chosen() == "cpu"
-    assert ag.explain("softmax", X).reason == "asked for by use_backend"
+    assert ag.explain("softmax", X).reason == "requested by use_backend"
     second.close()
     assert ag.explain("softmax", X).reason.startswith("automatic choice")
 
@@ -285,7 +285,7 @@ def test_use_backend_entered_late_or_elsewhere():
         ag.use_backend("cpu")
         with late:
             assert ag.explain("softmax", [1.0]).backend == "reference"
-        assert ag.explain("softmax", [1.0], num_threads=1).reason == "asked for by use_backend"
+        assert ag.explain("softmax", [1.0], num_threads=1).reason == "requested by use_backend"
         assert ag.explain("softmax", [1.0]).backend == "cpu"
         seen = []
 

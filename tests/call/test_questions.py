@@ -70,7 +70,7 @@ VAST = {
 @pytest.mark.parametrize(("operator", "arrays", "settings"), VAST.values(), ids=VAST)
 def test_workspace_size_of_what_fits_no_memory(operator, arrays, settings):
     """`workspace_size` raises MemoryError if the result fits no memory, instead of a size that has wrapped around."""
-    with pytest.raises(MemoryError, match=f"{operator}: a result of [0-9]+ bytes fits no memory"):
+    with pytest.raises(MemoryError, match=f"{operator}: a result of [0-9]+ bytes exceeds the address space"):
         ag.workspace_size(operator, *arrays, **settings)
 
 

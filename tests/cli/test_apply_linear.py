@@ -106,13 +106,21 @@ def test_the_chain_of_files():
     ("operator", "options", "message"),
     [
         (GRADIENT, (), "name a file for a result, with --input-grad-out or --weight-grad-out"),
-        (GRADIENT, ("--input-grad-out", "a.npy", "--weight-grad-out", "./a.npy"), "a.npy: the file of two results"),
+        (
+            GRADIENT,
+            ("--input-grad-out", "a.npy", "--weight-grad-out", "./a.npy"),
+            "a.npy: expected a file for each result, got this one twice",
+        ),
         (GRADIENT, ("--input-grad-out", "weight.npy"), "this is the input weight.npy"),
         (GRADIENT, ("--input-grad-out", "a.npy", "--filter-eps", "-1"), "filter_eps: expected"),
         (GRADIENT, ("--input-grad-out", "a.npy", "--workspace-bytes", "7"), "workspace_bytes: expected"),
         (GRADIENT, ("--input-grad-out", "a.npy", "--dtype", "bfloat16"), "int16 or uint16, not float32"),
-        ("fused_cross_entropy_loss_with_max_sum", ("--softmax-out", "a.npy"), "the call makes no softmax"),
-        ("fused_cross_entropy_loss_with_max_sum", ("--loss-out", "a.npy"), "makes softmax: name a file for it"),
+        ("fused_cross_entropy_loss_with_max_sum", ("--softmax-out", "a.npy"), "the call has no result softmax"),
+        (
+            "fused_cross_entropy_loss_with_max_sum",
+            ("--loss-out", "a.npy"),
+            "has the result softmax; name a file for it",
+        ),
     ],
 )
 def test_linear_calls_that_are_refused(operator, options, message, capsys):

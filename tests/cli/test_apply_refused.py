@@ -69,8 +69,8 @@ def test_broken_files(kind, capsys):
     ("kind", "message"),
     [
         ("empty", "x.npy: the file is empty"),
-        ("text", "x.npy: not a .npy file (numpy.save writes one)"),
-        ("other magic", "x.npy: not a .npy file (numpy.save writes one)"),
+        ("text", "x.npy: expected a .npy file, as numpy.save writes"),
+        ("other magic", "x.npy: expected a .npy file, as numpy.save writes"),
     ],
 )
 def test_files_that_are_no_arrays(kind, message, capsys):
@@ -89,7 +89,7 @@ def test_an_input_in_the_place_of_the_result(capsys):
     save(g=np.zeros(3), y=np.zeros(3))
     for inputs in (("g.npy", "y.npy"), ("g.npy",)):
         message = refused(capsys, "softmax_backward", *inputs, "--output", "dx.npy")
-        assert message == "name a file for a result, with -o (--output is the forward result, an input)"
+        assert message == "name a file for a result, with -o (--output is an input, the forward result)"
     assert refused(capsys, "softmax", "y.npy") == "name a file for a result, with -o"
 
 
@@ -113,7 +113,7 @@ def test_a_header_is_not_read_before_its_size_is_looked_at(capsys):
 def test_elements_that_are_arrays_are_named(capsys):
     Path("x.npy").write_bytes(BROKEN["subarrays"])
     message = refused(capsys, "softmax", "--input", "x.npy", "-o", "out.npy")
-    assert message == "x.npy: not a .npy file that can be used: its elements are arrays, ('<f4', (2,))"
+    assert message == "x.npy: expected a .npy file of numbers: its elements are arrays of dtype ('<f4', (2,))"
 
 
 class Trap:
@@ -133,12 +133,12 @@ def test_objects_are_never_unpickled(dtype, capsys):
         ("absent.npy", "absent.npy: No such file"),
         ("archive.npz", "archive.npz: expected a .npy file; it is an .npz archive with the arrays a, b;"),
         ("empty.npz", "empty.npz: expected a .npy file; it is a zip archive; unpack it first"),
-        ("fifo", "fifo: not a regular file"),
+        ("fifo", "fifo: expected a regular file"),
         ("directory", "directory: expected a .npy file, got a directory that is no Zarr array"),
-        ("socket", "socket: not a regular file"),
+        ("socket", "socket: expected a regular file"),
         ("loop", "loop: Too many levels of symbolic links"),
-        ("/dev/null", "/dev/null: not a regular file"),
-        ("/dev/zero", "/dev/zero: not a regular file"),
+        ("/dev/null", "/dev/null: expected a regular file"),
+        ("/dev/zero", "/dev/zero: expected a regular file"),
         ("/proc/self/mem", "/proc/self/mem: cannot be read: Input/output error"),
         ("/proc/self/status", "/proc/self/status: expected a .npy file; it is text"),
     ],
@@ -167,10 +167,19 @@ def tensors(*names: str) -> bytes:
 
 
 OTHER_FORMATS = {
-    "x.npz": (zipped("a.npy", "b.npy"), "an .npz archive with the arrays a, b; numpy.save('FILE.npy', numpy.load("),
+    "x.npz": (
+        zipped("a.npy", "b.npy"),
+        "an .npz archive with the arrays a, b; convert it with numpy.save('FILE.npy', numpy.load(",
+    ),
     "many.npz": (zipped(*(f"{n}.npy" for n in range(9))), "with the arrays 0, 1, 2, 3, 4 and 4 more;"),
-    "x.pt": (zipped("x/data.pkl", "x/data/0"), "a file of torch.save; numpy.save('FILE.npy', torch.load('x.pt')["),
-    "old.pth": (pickle.dumps(1, 2), "a pickle, which is not read here; numpy.save('FILE.npy', torch.load("),
+    "x.pt": (
+        zipped("x/data.pkl", "x/data/0"),
+        "a file of torch.save; convert it with numpy.save('FILE.npy', torch.load('x.pt')[",
+    ),
+    "old.pth": (
+        pickle.dumps(1, 2),
+        "a pickle, which is never loaded; convert it with numpy.save('FILE.npy', torch.load(",
+    ),
     "x.zarr.zip": (
         zipped("x/zarr.json", "x/c/0"),
         "a Zarr array or group in a zip archive; unpack it into a directory",
@@ -178,11 +187,14 @@ OTHER_FORMATS = {
     "damaged.zip": (b"PK\x03\x04", "a damaged zip archive"),
     "x.safetensors": (
         tensors("a", "b"),
-        "a safetensors file with the tensors a, b; numpy.save('FILE.npy', safetensors.",
+        "a safetensors file with the tensors a, b; convert it with numpy.save('FILE.npy', safetensors.",
     ),
-    "x.h5": (b"\x89HDF\r\n\x1a\n", "an HDF5 file; numpy.save('FILE.npy', h5py.File('x.h5')['NAME'][:]) makes one"),
-    "x.csv": (b"1.5,2\n3,4\n", "text; numpy.save('FILE.npy', numpy.loadtxt('x.csv', delimiter=',')) makes one"),
-    "x.txt": (b"1.5 2\n3 4\n", "text; numpy.save('FILE.npy', numpy.loadtxt('x.txt')) makes one"),
+    "x.h5": (
+        b"\x89HDF\r\n\x1a\n",
+        "an HDF5 file; convert it with numpy.save('FILE.npy', h5py.File('x.h5')['NAME'][:])",
+    ),
+    "x.csv": (b"1.5,2\n3,4\n", "text; convert it with numpy.save('FILE.npy', numpy.loadtxt('x.csv', delimiter=','))"),
+    "x.txt": (b"1.5 2\n3 4\n", "text; convert it with numpy.save('FILE.npy', numpy.loadtxt('x.txt'))"),
     "x.npy.gz": (gzip.compress(b"x"), "compressed; decompress it first"),
 }
 
@@ -251,10 +263,10 @@ def test_an_input_is_never_the_result(link, capsys):
     ("out", "message"),
     [
         ("absent/out.npy", "there is no directory"),
-        ("absent/", "absent/: names a directory, and the result of a file is a file"),
-        (".", "not a regular file"),
-        ("/dev/null", "not a regular file"),
-        ("/dev/full", "not a regular file"),
+        ("absent/", "absent/: names a directory, but the result is a file"),
+        (".", "expected a regular file"),
+        ("/dev/null", "expected a regular file"),
+        ("/dev/full", "expected a regular file"),
         ("out.npz", "the result is a .npy file"),
         ("out.zarr", "out.zarr: ends in .zarr, but the result of .npy files is a .npy file"),
         ("absent/out.zarr/", "absent/out.zarr/: ends in .zarr, but the result of .npy files is a .npy file"),
@@ -275,7 +287,7 @@ def test_directories_and_files_that_are_read_only(capsys):
     np.save("old.npy", np.zeros(1))
     os.chmod("old.npy", 0o444)
     assert "old.npy: not writable" in refused(capsys, "softmax", *names, "-o", "old.npy")
-    assert "cannot create a file beside it" in refused(capsys, "softmax", *names, "-o", "locked/out.npy")
+    assert "cannot create a file in its directory" in refused(capsys, "softmax", *names, "-o", "locked/out.npy")
 
 
 # ---- disk space ------------------------------------------------------------------------------------------------------
@@ -289,7 +301,7 @@ def test_a_result_beyond_the_disk_is_refused_at_once(capsys, here):
         pytest.skip("this file system takes no file as large as its free space")
     message = refused(capsys, "softmax", "--input", "x.npy", "-o", "out.npy")
     if "Cannot allocate memory" in message:  # the address space is too small to map the input, as under emulation
-        assert message.startswith("x.npy: not a .npy file that can be used")
+        assert message.startswith("x.npy: expected a .npy file of numbers")
     else:
         assert re.search(rf"out\.npy: cannot reserve {size} bytes \(\d+ are free\): No space left on device", message)
 

@@ -85,7 +85,7 @@ def test_a_part_that_has_lost_a_chunk_is_computed_again(change, interrupted, cap
 def test_inputs_that_have_changed_since(interrupted, capsys):
     command, x = interrupted
     zarr.open_array("x", mode="r+")[2:4] = 1
-    text = f"was begun with inputs that have changed since; remove {os.path.realpath(PART)} to begin anew"
+    text = f"was started with inputs that have changed since; remove {os.path.realpath(PART)} to start again"
     assert refused(capsys, *command[1:]).endswith(text)
     shutil.rmtree(PART)
     assert main(command) == 0
@@ -93,17 +93,17 @@ def test_inputs_that_have_changed_since(interrupted, capsys):
     assert_identical("out", ag.softmax(x))
     zarr.open_array("x", mode="r+")[0, 0] = 0
     capsys.readouterr()
-    text = "out: was begun with inputs that have changed since; name another result, or remove this one"
+    text = "out: was started with inputs that have changed since; name another result, or remove this one"
     assert refused(capsys, *command[1:]) == text
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--dim", "0"), "was begun with axis -1, not 0"),
-        (("--out-dtype", "float64"), 'was begun with out-dtype null, not "float64"'),
-        (("--backend", "reference"), 'was begun with backend null, not "reference"'),
-        (("--input", "moved"), "was begun with inputs"),
+        (("--dim", "0"), "was started with axis -1, not 0"),
+        (("--out-dtype", "float64"), 'was started with out-dtype null, not "float64"'),
+        (("--backend", "reference"), 'was started with backend null, not "reference"'),
+        (("--input", "moved"), "was started with inputs"),
     ],
 )
 def test_other_options_are_refused(interrupted, options, text, capsys):
@@ -111,12 +111,12 @@ def test_other_options_are_refused(interrupted, options, text, capsys):
     shutil.copytree("x", "moved")
     message = refused(capsys, *command[1:], *options)
     assert text in message
-    assert message.endswith(f"; remove {os.path.realpath(PART)} to begin anew")
+    assert message.endswith(f"; remove {os.path.realpath(PART)} to start again")
 
 
 def test_a_complete_result_of_other_options(complete, capsys):
     command, _ = complete
-    text = "out: was begun with axis -1, not 0; name another result, or remove this one"
+    text = "out: was started with axis -1, not 0; name another result, or remove this one"
     assert refused(capsys, *command[1:], "--dim", "0") == text
 
 
@@ -129,10 +129,10 @@ def test_a_complete_result_that_has_lost_a_chunk(shards, capsys):
     assert main(["apply", "softmax", "--input", "out", "-o", "again"]) == 0
     capsys.readouterr()
     os.unlink("out/c/1/1")
-    text = "out: is there already, and has lost a chunk; name another result, or remove this one"
+    text = "out: exists, and lacks a chunk; name another result, or remove this one"
     assert refused(capsys, "softmax", "--input", "x", "-o", "out") == text
     message = refused(capsys, "softmax", "--input", "out", "-o", "another")
-    assert message == "out: chunk c/1/1 is missing, and ascend-grad has written all of them"
+    assert message == "out: chunk c/1/1 is missing, and ascend-grad had written all chunks"
 
 
 def test_a_link_to_a_complete_result(complete, capsys):
@@ -233,7 +233,7 @@ def test_two_runs_at_once(interrupted, capsys):
     command, x = interrupted
     with open(f"{PART}/lock", "r+b") as file:
         fcntl.flock(file, fcntl.LOCK_SH)  # a lock that is not exclusive would allow this shared one
-        assert refused(capsys, *command[1:]) == "out: another run is at work on it"
+        assert refused(capsys, *command[1:]) == "out: another run is writing it"
     assert main(command) == 0
     assert_identical("out", ag.softmax(x))
 
@@ -253,7 +253,7 @@ def test_another_run_ends_meanwhile(monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setattr(os, "mkdir", made)
         assert main(command) == 2
-    assert capsys.readouterr().err == "ascend-grad apply: error: out: another run has finished it\n"
+    assert capsys.readouterr().err == "ascend-grad apply: error: out: another run has written it\n"
     assert sorted(os.listdir()) == ["out", "x"]
     assert_identical("out", ag.softmax(x))
 
@@ -265,7 +265,10 @@ def test_a_directory_that_appears_meanwhile_is_not_replaced(monkeypatch, capsys)
     with monkeypatch.context() as patch:
         patch.setattr(ag, "softmax", before_call(2, ag.softmax, Path("out").mkdir))
         assert main(command) == 2
-    assert capsys.readouterr() == ("", "ascend-grad apply: error: out: appeared meanwhile, and is not replaced\n")
+    assert capsys.readouterr() == (
+        "",
+        "ascend-grad apply: error: out: was created by another process, and is not replaced\n",
+    )
     assert os.listdir("out") == []
     Path("out").rmdir()
     assert main(command) == 0
@@ -292,14 +295,16 @@ def test_a_directory_of_another_user_is_not_used(capsys):
     save_zarr("x", np.zeros((5, 6)), (2, 4))
     Path(PART).mkdir(0o700)
     os.chown(PART, 12345, 12345)
-    assert "expected a directory that is this user's alone" in refused(capsys, "softmax", "--input", "x", "-o", "out")
+    assert "expected a directory that only this user can access" in refused(
+        capsys, "softmax", "--input", "x", "-o", "out"
+    )
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o701, 0o710, 0o740])
 def test_a_hidden_directory_that_others_can_use_is_refused(mode, interrupted, capsys):
     command, _ = interrupted
     os.chmod(PART, mode)
-    text = f"{os.path.realpath(PART)}: expected a directory that is this user's alone; remove it to begin anew"
+    text = f"{os.path.realpath(PART)}: expected a directory that only this user can access; remove it to start again"
     assert refused(capsys, *command[1:]) == text
 
 
@@ -308,7 +313,7 @@ def test_what_is_no_directory_is_not_used(kind, interrupted, capsys):
     command, _ = interrupted
     Path(PART).rename("elsewhere")
     Path(PART).symlink_to("elsewhere") if kind == "link" else Path(PART).write_bytes(b"planted")
-    assert "expected a directory that is this user's alone" in refused(capsys, *command[1:])
+    assert "expected a directory that only this user can access" in refused(capsys, *command[1:])
 
 
 def test_nobody_else_can_write_to_what_is_not_finished(interrupted):

@@ -102,19 +102,19 @@ def test_wrong_use_says_how_to(argv, command, capsys):
         (("apply", "softmax-backward"), "'softmax-backward'; did you mean: ascend-grad apply softmax_backward\n"),
         (("apply", "linear_cross_entropy", "h.npy"), "ascend-grad score gives its log-probabilities\n"),
         (("apply", "nonsense"), "'nonsense' (choose from "),
-        (("apply", "softmax", "x", "-o", "y", "more"), "softmax takes one input, got 2 files\n"),
-        (("apply", "cross_entropy", *"xyz", "-o", "y"), "cross_entropy takes 2 inputs, got 3 files\n"),
+        (("apply", "softmax", "x", "-o", "y", "more"), "softmax: expected one input, got 2 files\n"),
+        (("apply", "cross_entropy", *"xyz", "-o", "y"), "cross_entropy: expected 2 inputs, got 3 files\n"),
         (
             ("apply", "softmax", "x", "-o", "y", "--dtype", "float64"),
-            "'float64'; --dtype says what elements of 2 raw bytes mean; the dtype of the result is --out-dtype float64",
+            "; --dtype is the dtype of inputs with elements of 2 raw bytes; for the result use --out-dtype float64",
         ),
         (
             ("apply", "cross_entropy", "x", "t", "-o", "y", "--denominator", "4"),
-            "--denominator: divides a mean; add --reduction",
+            "--denominator: expected with --reduction",
         ),
         (
             ("apply", "cross_entropy", "x", "t", "-o", "y", "--denominator", "4", "--reduction", "sum"),
-            "--denominator: divides a mean; add --reduction mean\n",
+            "--denominator: expected with --reduction mean only\n",
         ),
     ],
 )

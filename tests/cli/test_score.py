@@ -309,7 +309,7 @@ def test_progress_goes_to_stderr(options, shown, capsys):
         ((*INPUTS[:2], "--top-k-index-out", "a"), "--top-k-index-out needs --top-k"),
         ((*INPUTS, "-o", "a", "--top-k", "3"), "--top-k needs a file for its result"),
         ((*INPUTS[:2], "--top-k-index-out", "a", "--top-k", "22"), "linear_top_k: k: expected"),
-        ((*INPUTS, "-o", "a", "--entropy-out", "./a"), "a: the file of two results"),
+        ((*INPUTS, "-o", "a", "--entropy-out", "./a"), "a: expected a file for each result, got this one twice"),
         ((*INPUTS, "-o", "weight.npy"), "weight.npy: this is the input weight.npy"),
         ((*INPUTS, "-o", "a.zarr"), "a.zarr: ends in .zarr, but the result of .npy files is a .npy file"),
         ((*INPUTS, "-o", "absent/a"), "absent/a: there is no directory"),
@@ -361,7 +361,7 @@ def test_one_hot_targets_are_refused(dtype, capsys):
     np.save("targets.npy", one_hot)
     message = refused(capsys, *INPUTS, "-o", "out", command="score")
     expected = f"targets.npy: {one_hot.shape} looks one-hot (all ids are 0 or 1, as many as classes)"
-    assert message == f"{expected}; argmax(-1) makes ids of it"
+    assert message == f"{expected}; argmax(-1) converts it to ids"
     # Other ids, as many as classes or not, are ids.
     for several in (one_hot * 2, one_hot[:, 1:]):
         np.save("targets.npy", several)
@@ -376,13 +376,13 @@ def test_one_hot_targets_are_refused(dtype, capsys):
 def test_floating_targets_are_refused(option, capsys):
     _, _, targets = problem()
     for floating, advice in (
-        (np.eye(VOCABULARY)[np.abs(targets) % VOCABULARY], "argmax(-1) makes ids of it"),
-        (np.float64(targets), "astype(numpy.int64) makes ids of it"),
-        (np.float64(targets)[:, None], "astype(numpy.int64) makes ids of it"),
+        (np.eye(VOCABULARY)[np.abs(targets) % VOCABULARY], "argmax(-1) converts it to ids"),
+        (np.float64(targets), "astype(numpy.int64) converts it to ids"),
+        (np.float64(targets)[:, None], "astype(numpy.int64) converts it to ids"),
     ):
         np.save("targets.npy", floating)
         message = refused(capsys, *INPUTS, option, "out", command="score")
-        expected = f"expected ids of an integer dtype, got float64 of shape {floating.shape} ({advice})"
+        expected = f"expected ids of an integer dtype, got float64 of shape {floating.shape}; {advice}"
         assert message == f"targets.npy: {expected}"
 
 
@@ -404,7 +404,7 @@ def test_an_empty_vocabulary(capsys):
     problem()
     np.save("weight.npy", np.zeros((0, WIDTH), np.float32))
     message = refused(capsys, *INPUTS[:2], "--lse-out", "a", command="score")
-    assert message == "weight.npy: expected at least one row"
+    assert message == "weight.npy: expected at least one row, got none"
 
 
 def test_raw_elements_need_a_dtype(capsys):
@@ -417,7 +417,7 @@ def test_damaged_files(capsys):
         problem()
         os.truncate(name, os.path.getsize(name) - 1)
         message = refused(capsys, *INPUTS, "-o", "a", command="score")
-        assert message.startswith(f"{name}: not a .npy file that can be used: it is truncated")
+        assert message.startswith(f"{name}: expected a .npy file of numbers: it is truncated")
 
 
 @pytest.mark.usefixtures("small_chunks")

@@ -186,7 +186,7 @@ def test_changed_inputs(changed, interrupted, capsys):
         np.save(changed, weight + 1)
     else:
         np.save(changed, targets.astype(np.int32))
-    text = f"was begun with inputs that have changed since; remove {os.path.realpath('.log_prob.ascend-grad-part')}"
+    text = f"was started with inputs that have changed since; remove {os.path.realpath('.log_prob.ascend-grad-part')}"
     assert text in refused(capsys, *COMMAND[1:], command="score")
     command = [*INPUTS, *outputs("top_k_index"), "--top-k", str(K)]
     if changed == "targets.npy":
@@ -213,7 +213,7 @@ def test_another_bias(bias, capsys):
         else:
             np.save("bias.npy", np.where(np.arange(VOCABULARY) == 2, 7.0, values))
         capsys.readouterr()
-        text = "was begun with inputs that have changed since; name another result, or remove this one"
+        text = "was started with inputs that have changed since; name another result, or remove this one"
         assert text in refused(capsys, *command, command="score")
         if bias == "bias":
             zarr.open_array("bias", mode="r+")[2] = values[2]
@@ -227,20 +227,20 @@ def test_a_complete_result_of_other_inputs(capsys):
     capsys.readouterr()
     np.save("targets.npy", targets.astype(np.int32))
     message = refused(capsys, *INPUTS, "-o", "out", command="score")
-    assert message == "out: was begun with inputs that have changed since; name another result, or remove this one"
+    assert message == "out: was started with inputs that have changed since; name another result, or remove this one"
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--temperature", "2"), "was begun with temperature 1.0, not 2.0"),
-        (("--softcap", "2"), "was begun with softcap null, not 2.0"),
-        (("--logit-scale", "2"), "was begun with logit-scale 1.0, not 2.0"),
-        (("--bias", "bias.npy"), "was begun with bias null, not "),
-        (("--ignore-index", "3"), "was begun with ignore-index -100, not 3"),
-        (("--workspace-bytes", str(2**23)), f"was begun with workspace-bytes null, not {2**23}"),
-        (("--backend", "reference"), 'was begun with backend null, not "reference"'),
-        (("--lse-out", "out", "--log-prob-out", "other"), 'was begun with result "log_prob", not "lse"'),
+        (("--temperature", "2"), "was started with temperature 1.0, not 2.0"),
+        (("--softcap", "2"), "was started with softcap null, not 2.0"),
+        (("--logit-scale", "2"), "was started with logit-scale 1.0, not 2.0"),
+        (("--bias", "bias.npy"), "was started with bias null, not "),
+        (("--ignore-index", "3"), "was started with ignore-index -100, not 3"),
+        (("--workspace-bytes", str(2**23)), f"was started with workspace-bytes null, not {2**23}"),
+        (("--backend", "reference"), 'was started with backend null, not "reference"'),
+        (("--lse-out", "out", "--log-prob-out", "other"), 'was started with result "log_prob", not "lse"'),
     ],
 )
 def test_other_options_are_refused(options, text, monkeypatch, capsys):
@@ -255,7 +255,7 @@ def test_other_options_are_refused(options, text, monkeypatch, capsys):
             main(["score", *command])
     message = refused(capsys, *command, *options, command="score")
     assert text in message
-    assert message.endswith(f"; remove {os.path.realpath(PART)} to begin anew")
+    assert message.endswith(f"; remove {os.path.realpath(PART)} to start again")
     assert main(["score", *command, "--threads", "2"]) == 0
 
 
@@ -282,17 +282,17 @@ def test_an_empty_chunk_is_found_before_anything_is_written(name, capsys):
     chunk = {"hidden": "hidden/c/5/1", "weight": "weight/c/1/0", "targets": "targets/c/2"}[name]
     os.truncate(chunk, 0)
     message = refused(capsys, "hidden", "weight", "targets", "-o", "out", command="score")
-    assert message == f"{chunk}: an empty file"
+    assert message == f"{chunk}: the file is empty"
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         (("-o", "out.npy"), "out.npy: ends in .npy, but the result of Zarr arrays is a Zarr array"),
-        (("-o", "out", "--lse-out", "./out"), "out: the array of two results"),
-        (("-o", "hidden/out"), "hidden/out: lies in the input hidden"),
+        (("-o", "out", "--lse-out", "./out"), "out: expected an array for each result, got this one twice"),
+        (("-o", "hidden/out"), "hidden/out: is inside the input hidden"),
         (("-o", "absent/out"), "absent/out: there is no directory"),
-        (("-o", "folder"), "folder: is there already, and was not written by this command"),
+        (("-o", "folder"), "folder: exists, and was not written by this command"),
         (("-o", "out", "--dtype", "bfloat16"), "hidden: --dtype bfloat16 is for elements of 2 raw bytes"),
         (("-o", "out", "--temperature", "-1"), "temperature: expected"),
     ],
@@ -312,7 +312,7 @@ def test_a_result_of_apply_is_no_result_of_score(capsys):
     problem()
     assert main(["apply", "softmax", "--input", "hidden", "-o", "out"]) == 0
     capsys.readouterr()
-    assert 'out: was begun with command null, not "score"' in refused(capsys, *INPUTS, "-o", "out", command="score")
+    assert 'out: was started with command null, not "score"' in refused(capsys, *INPUTS, "-o", "out", command="score")
 
 
 def test_memory_is_that_of_a_part():

@@ -66,4 +66,4 @@ def test_a_part_is_not_kept(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["fit", "--filter", "xgboost", "--keep"])
     with pytest.raises(SystemExit):
         fit.main()
-    assert "--keep takes a full run" in capsys.readouterr().err
+    assert "--keep needs a full run" in capsys.readouterr().err

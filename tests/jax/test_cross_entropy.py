@@ -209,7 +209,7 @@ def test_bad_arguments():
         error = outcome(agj.cross_entropy, *arguments, **settings)
         assert issubclass(type(error), kind)
         assert str(error).startswith(f"cross_entropy: {message}")
-    with pytest.raises(ag.ParamTypeError, match="label_smoothing: expected a value that is known when JAX traces"):
+    with pytest.raises(ag.ParamTypeError, match="label_smoothing: expected a value known when JAX traces"):
         jax.jit(lambda s: agj.cross_entropy(x, t, label_smoothing=s))(0.1)
 
 

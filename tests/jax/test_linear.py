@@ -297,7 +297,7 @@ def test_bad_arguments():
         ((x, w, t[:2]), {}, INVALID, "target: expected shape"),
         ((x, w, [0, 1, 2]), {}, TYPE, "target: expected an array of jax or NumPy, or a number, got list"),
         ((x, w, x), {}, INVALID, "target: expected shape (3, 5), as floating targets are probabilities"),
-        ((x, w[:0], x[:, :0]), {}, INVALID, "target: expected indices, all of them ignore_index"),
+        ((x, w[:0], x[:, :0]), {}, INVALID, "target: expected only class ids equal to ignore_index"),
         ((x, w, t), {"reduction": "middle"}, INVALID, "reduction: expected 'mean', 'sum' or 'none'"),
         ((x, w, t), {"temperature": 0.0}, INVALID, "temperature: expected a positive finite number, got 0.0"),
         ((x, w, t), {"temperature": w}, INVALID, "temperature: expected"),

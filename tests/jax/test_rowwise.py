@@ -311,7 +311,7 @@ def test_bad_arguments():
 def test_traced_settings():
     x, mask = jnp.zeros((1, 1, 2, 2)), jnp.zeros((1, 1, 2, 2), bool)
     expected = (
-        r": expected a value that is known when JAX traces \(name it in static_argnames of jax.jit\), got a tracer"
+        r": expected a value known when JAX traces, got a tracer; name the argument in static_argnames of jax.jit"
     )
     with pytest.raises(ag.ParamTypeError, match=f"softmax: axis{expected}"):
         jax.jit(agj.softmax)(x, 1)
@@ -378,8 +378,8 @@ def test_sizes_that_wrap_around():
     """Buffers whose sizes wrap around are an error, and nothing is written. XLA itself has no such buffers."""
     x = np.zeros((2, 2), np.float32)
     for dims in ((2**31, 2**31 + 1), (2**33, 2**33), (2**62, 4), (2**61,), (-2, -2), (2**32, 2**31)):
-        assert "ascend_grad: shapes and dtypes do not fit" in called_by_xla(x, dims)
-    assert "ascend_grad: shapes and dtypes do not fit" in called_by_xla(x, (2, 2), 2**64 - 8)
+        assert "ascend_grad: shapes or dtypes do not match" in called_by_xla(x, dims)
+    assert "ascend_grad: shapes or dtypes do not match" in called_by_xla(x, (2, 2), 2**64 - 8)
     assert not x.any()
     assert called_by_xla(x, (2**60, 0)) == ""
     assert called_by_xla(x, (2, 2)) == ""

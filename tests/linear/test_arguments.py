@@ -97,7 +97,7 @@ def test_what_an_output_mask_skips_takes_no_out(backend):
         arguments["output_mask"] = (which == 1, which == 0)
         error = outcome(ag.fused_linear_cross_entropy_loss_grad, **arguments)
         assert type(error) is INVALID
-        assert f"out[{which}]: expected None, as the call does not ask for this result" in str(error)
+        assert f"out[{which}]: expected None, as this result is not requested" in str(error)
         assert all(np.all(out == 7) for out in outs)
         arguments["out"] = tuple(None if i == which else out for i, out in enumerate(outs))
         results = ag.fused_linear_cross_entropy_loss_grad(**arguments)

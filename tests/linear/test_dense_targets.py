@@ -160,12 +160,12 @@ def test_leading_dimensions(dtype):
         ({"target": np.zeros((2, 5))}, r"target: expected shape \(2, 4\), as floating targets are probabilities"),
         (
             {"target": np.zeros(2)},
-            r"target: expected an integer dtype, or shape \(2, 4\), as .*, got float64 of shape \(2,\) \(target.astype",
+            r"target: expected an integer dtype, or shape \(2, 4\), as .*, got float64 of shape \(2,\); target.astype",
         ),
         ({"outputs": ("log_prob",)}, "outputs: expected no output of a single target, as target holds probabilities"),
         (
             {"weight": np.zeros((0, 3)), "target": np.zeros((2, 0))},
-            "target: expected indices, all of them ignore_index, as the vocabulary is empty, got probabilities$",
+            "target: expected only class ids equal to ignore_index, as the vocabulary is empty, got probabilities$",
         ),
         ({"target_prob": np.ones((2, 4))}, "target: expected an integer dtype, as target_prob is given, got float64$"),
     ],

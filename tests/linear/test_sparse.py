@@ -292,7 +292,7 @@ def test_other_formats(kind):
     """SciPy's conversions read beyond the arrays of a wrong structure, so that they are left to the caller."""
     x = random_matrix(40, 30, 0.3, kind)
     error = outcome(ag.linear_cross_entropy, x, np.ones((3, 30)), np.zeros(40, np.int64))
-    message = f"input: expected a sparse array of the format CSR, got {kind}; pass input.tocsr()"
+    message = f"input: expected a sparse array in CSR format, got {kind}; pass input.tocsr()"
     assert isinstance(error, ag.ParamTypeError)
     assert message in str(error)
 

@@ -159,7 +159,7 @@ def test_the_choice_is_one_of_the_context(option, device: StandIn) -> None:
         thread.join()
     assert device.counter("deterministic_launches") == 0
     block = npu.use_deterministic(False)
-    with pytest.raises(RuntimeError, match=r"use_deterministic\(False\): there is no block of it to leave"):
+    with pytest.raises(RuntimeError, match=r"use_deterministic\(False\): expected an open `with` block of it"):
         block.__exit__()
     with pytest.raises(ag.ParamTypeError, match=r"^npu\.use_deterministic: mode: expected True, .*, got 1$"):
         npu.use_deterministic(1)  # type: ignore[arg-type]
@@ -185,12 +185,12 @@ def test_a_runtime_without_the_option(run_script) -> None:
     result = run_script(script, ASCEND_HOME_PATH=str(build("without_determinism")))
     choice, computed, *errors, last = result.stdout.splitlines()
     assert choice.startswith("Explanation(backend='cpu', ")
-    assert "automatic choice; not npu: deterministic results were asked for, and the runtime library lacks" in choice
+    assert "automatic choice; not npu: deterministic results were requested, but the runtime library lacks" in choice
     assert computed == "[0.25, 0.25, 0.25, 0.25]"
     assert len(errors) == 2
     for error in errors:
         assert error.endswith(
-            "deterministic results were asked for, and the runtime library lacks aclrtCtxSetSysParamOpt"
+            "deterministic results were requested, but the runtime library lacks aclrtCtxSetSysParamOpt"
         )
     assert last == "npu"
 
@@ -207,8 +207,8 @@ def test_rows_alone_are_deterministic(option, device: StandIn, monkeypatch: pyte
     """The stricter level is set for the operators that have it on the system that has it; the CPU computes the rest."""
     state = runtime.state()
     with npu.use_deterministic("batch"):
-        assert "not npu: bits that do not depend on other rows were asked for" in ag.explain("softmax", X).reason
-        with pytest.raises(ag.UnsupportedDeviceError, match="softmax and log_softmax have on 950 alone"):
+        assert "not npu: batch-invariant results were requested" in ag.explain("softmax", X).reason
+        with pytest.raises(ag.UnsupportedDeviceError, match="only softmax and log_softmax have, on 950"):
             ag.softmax(X, backend="npu")
     monkeypatch.setitem(runtime.found, "state", state._replace(soc="Ascend950PR_9589"))
     device.set_soc("Ascend950PR_9589")

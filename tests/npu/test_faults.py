@@ -485,4 +485,4 @@ print(ag.explain("scaled_masked_softmax", np.ones((1, 1, 2, 2), "f4"), np.ones((
         ASCEND_HOME_PATH=str(build("split")),
         CANN_STAND_IN_FAIL="aclrtGetSocName:0:1",
     )
-    assert "unknown kind" in done.stdout
+    assert "unknown model" in done.stdout

@@ -43,7 +43,7 @@ def test_installations(name, run_script):
     ("name", "reason", "warned"),
     [
         ("link_time_stub", "the runtime library is a stub to link against, not a runtime", False),
-        ("no_device", "the runtime counts no device", False),
+        ("no_device", "the runtime found no device", False),
         ("no_driver", "aclrtGetDeviceCount failed", True),
         ("device_lost", "aclrtGetDeviceCount failed", False),
         ("init_fails", "aclInit failed: 500000 ACL_ERROR_INTERNAL_ERROR, ", True),

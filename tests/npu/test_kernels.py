@@ -158,7 +158,7 @@ def test_only_calls_that_need_the_kernel_leave_the_device(of, kernel, device: St
     assert device.calls(f"aclnn{kernel}GetWorkspaceSize") == 1
     (warning,) = warnings(caplog)
     assert warning.startswith(f"this toolkit has no usable kernel of aclnn{kernel} (561112 ")
-    assert warning.endswith(f": calls that need it, such as this one of {name}, do not run on the Ascend NPU")
+    assert warning.endswith(f": calls that need it, such as this call of {name}, do not run on the Ascend NPU")
     for other, (function, others) in CALLS.items():
         choice = ag.explain(function, *others)
         assert choice.backend == ("cpu" if kernel in KERNELS[other][0] else "npu"), other

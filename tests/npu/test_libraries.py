@@ -165,7 +165,7 @@ def test_a_part_of_a_family_alone_is_told(tmp_path, run_script) -> None:
     shutil.copytree(build("split"), tmp_path, dirs_exist_ok=True)
     (tmp_path / "lib64" / "libopapi_math.so").unlink()
     result = run_script(script(MAPPED, USE), ASCEND_HOME_PATH=str(tmp_path), ASCEND_TOOLKIT_HOME="")
-    assert "libopapi_nn.so does not load: libopapi_math.so is not beside it" in result.stdout
+    assert "libopapi_nn.so does not load: libopapi_math.so is not in the same folder" in result.stdout
 
 
 def test_a_toolkit_without_a_device_is_no_warning(run_script) -> None:

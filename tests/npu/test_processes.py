@@ -233,7 +233,7 @@ def test_a_signal_handler_may_ask_while_the_device_is_looked_for(run_script):
 
         _acl.device_count = interrupted
         assert ag.explain("softmax", np.zeros(3, np.float32)).backend == "npu"
-        assert [each[:2] for each in seen] == [(False, "the device is being looked for")], seen
+        assert [each[:2] for each in seen] == [(False, "the search for the device is in progress")], seen
     """
     run_script(script)
 

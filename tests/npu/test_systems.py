@@ -71,7 +71,7 @@ def test_every_system_is_asked_for_what_is_documented(soc, system, device) -> No
                 choice = ag.explain(name, *positional, **named)
                 assert choice.backend == ("npu" if documented else "cpu"), label
                 taken = takes(family, operator, dtype)
-                undocumented = "the vendor documents the operator on 910B, 910_93 alone, this device is " + family
+                undocumented = "the vendor documents the operator only on 910B, 910_93, this device is " + family
                 assert (undocumented in choice.reason) == (taken and not documented), label
                 device.reset()
                 getattr(ag, name)(*positional, **named)
@@ -79,7 +79,7 @@ def test_every_system_is_asked_for_what_is_documented(soc, system, device) -> No
                     assert device.calls() == 0, label
                 if taken and not documented:
                     forced = ag.explain(name, *positional, **named, backend="npu")
-                    assert forced == ("npu", f"asked for by the backend argument, though {undocumented}"), label
+                    assert forced == ("npu", f"requested by the backend argument, though {undocumented}"), label
                     getattr(ag, name)(*positional, **named, backend="npu")
                 asked = [
                     device.calls(f"aclnn{kernel}{part}")
@@ -137,16 +137,16 @@ def test_an_unknown_system(soc, system, device, caplog) -> None:
     x = np.zeros((3, 4), np.float32)
     system(soc)
     choice = ag.explain("softmax", x)
-    name = soc or "of an unknown kind"
-    reason = f"what this device has is not known, it is {name}"
-    assert choice == ("cpu", f"automatic choice; not npu: {reason} (a forced call asks it all the same)")
+    name = soc or "unknown model"
+    reason = f"the operators of this device are not known ({name})"
+    assert choice == ("cpu", f"automatic choice; not npu: {reason} (backend='npu' tries it)")
     assert ag.explain("softmax", x, backend="npu").backend == "npu"
     device.reset()
     with pytest.raises(ag.AclError) as info:
         ag.softmax(x, backend="npu")
     assert info.value.code == 561003
     assert device.calls("aclnnSoftmaxGetWorkspaceSize") == 1
-    with pytest.raises(ag.ParamTypeError, match="the device takes dtype float32 or float16 or bfloat16, got float64"):
+    with pytest.raises(ag.ParamTypeError, match="supports dtype float32 or float16 or bfloat16, got float64"):
         ag.log_softmax(x.astype(np.float64), backend="npu")
 
 
@@ -183,7 +183,7 @@ def test_what_is_not_documented_is_named_for_arrays_of_the_device(system, device
     documented = ag.explain(operator, *there, **named)
     assert documented == ("npu", "its arrays are on device 0")
     system(SYSTEMS["310P"][-1])
-    undocumented = "the vendor documents the operator on 910B, 910_93 alone, this device is 310P"
+    undocumented = "the vendor documents the operator only on 910B, 910_93, this device is 310P"
     assert ag.explain(operator, *there, **named) == ("npu", f"{documented.reason}, though {undocumented}")
     right = ag.scaled_masked_softmax_backward(*positional, **named, backend="cpu")
     found = ag.scaled_masked_softmax_backward(*there, **named)
@@ -199,13 +199,13 @@ def test_a_small_vocabulary_is_for_forced_calls(device) -> None:
         if documented:
             assert choice == ("npu", "automatic choice")
             continue
-        reason = "weight: the vendor documents V from 128 on, got 127"
-        assert choice == ("cpu", f"automatic choice; not npu: {reason} (a forced call asks it all the same)")
+        reason = "weight: the vendor documents V of at least 128, got 127"
+        assert choice == ("cpu", f"automatic choice; not npu: {reason} (backend='npu' tries it)")
         device.reset()
         expected = getattr(ag, operator)(**arguments)
         assert device.calls() == 0
         assert ag.explain(operator, **arguments, backend="npu").reason == (
-            f"asked for by the backend argument, though {reason}"
+            f"requested by the backend argument, though {reason}"
         )
         for got, right in zip(getattr(ag, operator)(**arguments, backend="npu"), expected, strict=True):
             np.testing.assert_allclose(got.astype(np.float32), right.astype(np.float32), rtol=2**-8, atol=2**-8)

@@ -188,7 +188,7 @@ def test_options_are_refused(work, options):
     cuts = [0, 11, 20] if work is vocabulary_rank else [0, 4, 9]
     for error in on_ranks(2, lambda comm: work(problem, cuts, comm, put=asarray, **options)):
         assert type(error) is ag.ParamInvalidError
-        assert f"{next(iter(options))}: over ranks, losses of arrays on a device have no options" in str(error)
+        assert f"{next(iter(options))}: not supported over ranks for arrays on a device" in str(error)
 
 
 #: Options that a device has over ranks. The names in values stand for arrays.

@@ -377,11 +377,11 @@ def wrong_shards(cuts, **options):
 
 
 def test_shards_that_do_not_tile():
-    expected = "vocab_start_index: expected shards that follow each other from 0 on without gap or overlap, got "
-    assert f"{expected}13 on rank 2, where the shard before ends at 12" in wrong_shards([(0, 7), (7, 12), (13, 20)])
-    assert f"{expected}11 on rank 2, where the shard before ends at 12" in wrong_shards([(0, 7), (7, 12), (11, 20)])
-    assert f"{expected}1 on rank 0, where the shard before ends at 0" in wrong_shards([(1, 7), (7, 12)])
-    assert "vocab_size: expected 20, the rows of all shards, got 21" in wrong_shards([(0, 7), (7, 20)], vocab_size=21)
+    expected = "vocab_start_index: expected shards from 0 without gaps or overlaps, got "
+    assert f"{expected}13 on rank 2, where the previous shard ends at 12" in wrong_shards([(0, 7), (7, 12), (13, 20)])
+    assert f"{expected}11 on rank 2, where the previous shard ends at 12" in wrong_shards([(0, 7), (7, 12), (11, 20)])
+    assert f"{expected}1 on rank 0, where the previous shard ends at 0" in wrong_shards([(1, 7), (7, 12)])
+    assert "expected 20, the sum of the rows of all shards, got 21" in wrong_shards([(0, 7), (7, 20)], vocab_size=21)
     assert "checksum" not in wrong_shards([(0, 20), (0, 20)])
 
 
@@ -391,8 +391,8 @@ TAKE_PART = "; pass weight[start:stop] of vocab_range on each rank"
 def test_the_whole_weight_on_every_rank():
     whole = [(0, 20)] * 2
     text = wrong_shards(whole, vocab_start_index=None, vocab_size=20)
-    assert text.endswith(f"vocab_size: expected 40, the rows of all shards, got 20{TAKE_PART}")
-    assert wrong_shards(whole).endswith(f"got 0 on rank 1, where the shard before ends at 20{TAKE_PART}")
+    assert text.endswith(f"vocab_size: expected 40, the sum of the rows of all shards, got 20{TAKE_PART}")
+    assert wrong_shards(whole).endswith(f"got 0 on rank 1, where the previous shard ends at 20{TAKE_PART}")
     # Without any of these arguments the call is valid, and may be meant.
     calls = [
         lambda comm: parallel.linear_cross_entropy(A["input"], A["weight"], A["target"], comm=comm, ignore_index=-7),
@@ -419,12 +419,12 @@ def test_weights_that_are_not_the_same(weights):
 def test_a_single_process_is_named():
     for name, comm in (("linear_cross_entropy", "comm"), ("data_parallel_linear_cross_entropy", "vocab_comm")):
         for options, text in (
-            ({"vocab_size": 40}, "the rows of all shards, got 40"),
+            ({"vocab_size": 40}, "the sum of the rows of all shards, got 40"),
             ({"vocab_start_index": 1}, "at 0"),
         ):
             with pytest.raises(ag.ParamInvalidError) as info:
                 getattr(parallel, name)(A["input"], A["weight"], A["target"], comm=None, **options)
-            assert str(info.value).endswith(f"{text} ({comm} is None or has one rank: a single process)")
+            assert str(info.value).endswith(f"{text} ({comm} is None or has one rank)")
 
 
 @pytest.mark.parametrize("name", ["class_weight", "bias"])
@@ -442,7 +442,7 @@ def test_numbers_of_the_whole_vocabulary(name):
 
 def test_split_tokens_are_told_of_the_other_function():
     """Errors name the other function if ranks pass different tokens, equally many or not."""
-    expected = "; pass all tokens on every rank; if they are split: parallel.data_parallel_linear_cross_entropy"
+    expected = "; pass all tokens on every rank, or use parallel.data_parallel_linear_cross_entropy"
     assert arrays_differ(target=A["target"][::-1]).endswith(expected)
     assert arrays_differ(input=A["input"][:8], target=A["target"][:8]).endswith(expected)
 
@@ -517,7 +517,7 @@ def test_a_grid_of_one_communicator():
 
     for error in on_ranks(2, work):
         assert type(error) is ag.ParamInvalidError
-        assert "vocab_comm: expected ranks that have the same tokens as this one and other words" in str(error)
+        assert "vocab_comm: expected the ranks with the same tokens and other vocabulary entries" in str(error)
     comm = OneRank()  # both groups consist of this one rank
     result = parallel.data_parallel_linear_cross_entropy(
         A["input"], A["weight"], A["target"], comm=comm, vocab_comm=comm, ignore_index=A["ignore_index"]

@@ -110,13 +110,13 @@ def test_arguments_that_are_refused(arrays, backend):
         assert "input: expected dtype float16 or bfloat16 on a device, got float32" in str(rank["dtype"])
     first, second = (rank["memory"] for rank in arrays)
     if backend == "hccl":
-        text = "input: expected an array on device 0, torch's current one, since the process group takes no tensors of"
+        text = "input: expected an array on torch's current device, 0, as the process group has no CPU"
         assert type(first) is ag.ParamTypeError
         assert text in str(first)
         assert text in str(second)
         for name, got in (("host", "on the host"), ("host, tokens", "on the host"), ("another device", "on device 0")):
             assert type(arrays[1][name]) is ag.ParamTypeError
-            assert "expected an array on device 1, torch's current one" in str(arrays[1][name])
+            assert "expected an array on torch's current device, 1" in str(arrays[1][name])
             assert f"got one {got}" in str(arrays[1][name])
     else:
         text = "memory of input: expected the same on every rank, got on the host on rank 0 and on a device on rank 1"

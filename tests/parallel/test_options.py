@@ -588,7 +588,7 @@ def test_targets_outside_the_vocabulary():
 
 def test_a_device_computes_no_options():
     a = arguments("smoothing")
-    with pytest.raises(ag.BackendUnavailableError, match="label_smoothing: over ranks, a loss with options is"):
+    with pytest.raises(ag.BackendUnavailableError, match="label_smoothing: the loss over ranks with this option is"):
         with_options(a, [0, 50], backend="npu")
 
 

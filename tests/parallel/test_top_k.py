@@ -132,7 +132,7 @@ def test_every_rank_has_the_same_bits():
         (1.0, {}, ag.ParamTypeError, "k: expected an int"),
         (1, {"temperature": -1.0}, ag.ParamInvalidError, "temperature: expected"),
         (1, {"workspace_bytes": 5}, ag.ParamInvalidError, "workspace_bytes: expected"),
-        (1, {"vocab_size": 49}, ag.ParamInvalidError, "vocab_size: expected 50, the rows of all shards, got 49"),
+        (1, {"vocab_size": 49}, ag.ParamInvalidError, "expected 50, the sum of the rows of all shards, got 49"),
         (1, {"backend": "npu"}, ag.AscendGradError, ""),
     ],
 )

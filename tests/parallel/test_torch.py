@@ -78,7 +78,7 @@ def test_a_group_without_tensors_of_the_cpu(tmp_path):
         group = dist.group.WORLD
         x, w, t = np.zeros((2, 3)), np.zeros((4, 3)), np.zeros(2, np.int64)
         assert group is not None
-        with pytest.raises(ag.ParamTypeError, match="comm: expected a process group that takes tensors of the CPU"):
+        with pytest.raises(ag.ParamTypeError, match="comm: expected a process group for tensors on the CPU"):
             parallel.linear_cross_entropy(x, w, t, comm=group)
     finally:
         dist.destroy_process_group()

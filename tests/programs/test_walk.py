@@ -46,13 +46,22 @@ def run(*argv: str | bytes, limit: str = "", **settings) -> subprocess.Completed
     [
         (("apply", "softmax", "--input", "missing.npy", "-o", "o.npy"), "missing.npy: No such file or directory"),
         (("apply", "softmax", "--input", "", "-o", "o.npy"), "the name of an input is empty"),
-        (("apply", "softmax", "--input", "pipe", "-o", "o.npy"), "pipe: not a regular file but a pipe"),
-        (("apply", "softmax", "--input", "/dev/zero", "-o", "o.npy"), "/dev/zero: not a regular file but a device"),
+        (("apply", "softmax", "--input", "pipe", "-o", "o.npy"), "pipe: expected a regular file, got a pipe"),
+        (
+            ("apply", "softmax", "--input", "/dev/zero", "-o", "o.npy"),
+            "/dev/zero: expected a regular file, got a device",
+        ),
         (("apply", "softmax", "--input", "x.npy", "-o", ""), "the name of a result is empty"),
-        (("apply", "softmax", "--input", "x.npy", "-o", "."), ".: not a regular file but a directory"),
-        (("apply", "softmax", "--input", "x.npy", "-o", "folder/"), "folder/: not a regular file but a directory"),
-        (("apply", "softmax", "--input", "x.npy", "-o", "pipe"), "pipe: not a regular file but a pipe"),
-        (("apply", "softmax", "--input", "x.npy", "-o", "/dev/stdout"), "/dev/stdout: not a regular file but a pipe"),
+        (("apply", "softmax", "--input", "x.npy", "-o", "."), ".: expected a regular file, got a directory"),
+        (
+            ("apply", "softmax", "--input", "x.npy", "-o", "folder/"),
+            "folder/: expected a regular file, got a directory",
+        ),
+        (("apply", "softmax", "--input", "x.npy", "-o", "pipe"), "pipe: expected a regular file, got a pipe"),
+        (
+            ("apply", "softmax", "--input", "x.npy", "-o", "/dev/stdout"),
+            "/dev/stdout: expected a regular file, got a pipe",
+        ),
         (("apply", "softmax", "--input", "x.npy", "-o", "./x.npy"), "./x.npy: this is the input x.npy"),
         (("apply", "softmax", "--input", "x.npy", "-o", "none/o.npy"), "none/o.npy: there is no directory"),
         (("score", "x.npy", "missing.npy", "--lse-out", "o.npy"), "missing.npy: No such file or directory"),
@@ -73,7 +82,7 @@ def test_mistakes(argv, message):
 def test_a_pipe_as_standard_input():
     result = run("apply", "softmax", "--input", "/dev/stdin", "-o", "o.npy", input="not used")
     assert result.returncode == 2
-    assert result.stderr == "ascend-grad apply: error: /dev/stdin: not a regular file but a pipe\n"
+    assert result.stderr == "ascend-grad apply: error: /dev/stdin: expected a regular file, got a pipe\n"
 
 
 def test_a_file_as_standard_input():

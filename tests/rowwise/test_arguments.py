@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import collections
 import enum
+import re
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ def test_which_results_overlap_themselves(shape, strides, backend):
     if len(set(addresses)) < len(addresses):
         error = outcome(ag.softmax, x, out=out, backend=backend)
         assert type(error) is INVALID
-        assert str(error).startswith("softmax: out: expected an array whose elements do not share memory, got ")
+        assert str(error).startswith("softmax: out: expected an array whose elements do not overlap, got ")
         assert not np.any(out)
     else:
         assert_identical(ag.softmax(x, out=out, backend=backend), ag.softmax(x, backend=backend))
@@ -170,17 +171,18 @@ def test_meanings_are_not_lost_on_the_way_to_an_array(value, operator, backend):
     for name in ARRAYS[operator]:
         error = outcome(getattr(ag, operator), **good_call(operator) | {name: value, "out": None, "backend": backend})
         assert type(error) is TYPE
-        assert f"{operator}: {name}: expected an array that computes as numpy.ndarray does" in str(error)
+        expected = "(without a mask|whose class has the arithmetic of numpy.ndarray)"
+        assert re.search(rf"{operator}: {name}: expected an array {expected}, got ", str(error))
 
 
 def test_messages_name_the_class(backend):
     error = outcome(ag.softmax, np.ma.array([1.0]), backend=backend)
-    expected = "an array that computes as numpy.ndarray does (x.filled(value) makes one of its elements)"
-    assert f"input: expected {expected}, got {np.ma.MaskedArray.__module__}.MaskedArray" in str(error)
+    got = f"{np.ma.MaskedArray.__module__}.MaskedArray"
+    assert f"input: expected an array without a mask, got {got}; pass input.filled(value)" in str(error)
     error = outcome(ag.softmax, np.ones(2), out=np.ma.array([1.0, 2.0]), backend=backend)
-    assert f"out: expected {expected}, got {np.ma.MaskedArray.__module__}.MaskedArray" in str(error)
+    assert f"out: expected an array without a mask, got {got}; pass out.filled(value)" in str(error)
     error = outcome(ag.softmax, np.ones(2).view(np.matrix), backend=backend)
-    assert "(numpy.asarray(x) makes one of its elements), got " in str(error)
+    assert "got numpy.matrix; pass numpy.asarray(input)" in str(error)
     for name, error in {
         "axis": outcome(ag.softmax, [1.0], True, backend=backend),
         "num_threads": outcome(ag.softmax, [1.0], num_threads=True, backend=backend),

@@ -157,7 +157,7 @@ def test_faults_of_two_arguments():
         (sparse | {"target_prob": np.ones((2, 2), np.float32)}, "target_prob: expected shape"),
         (
             GOOD | {"target_prob": np.ones((2, 3))},
-            r"K entries for each row of input, got \(2,\) \(probabilities of all classes are passed as target, ",
+            r"K entries for each row of input, got \(2,\); pass probabilities of all classes as target, ",
         ),
         (GOOD | {"return_grad": False, "out": np.ones((2, 3))}, "out: expected None"),
         (GOOD | {"axis": 0}, r"target: expected shape \(3,\), that of input without axis 0, got \(2,\)"),

@@ -174,7 +174,7 @@ def test_shapes_without_rows_or_axes(shape, backend):
 
 def test_what_is_refused():
     x, target = np.zeros((2, 3)), np.array([0, 1])
-    match = "outputs: expected no 'hessian_diag' with grad_entropy .it is the Hessian of the loss alone., got both"
+    match = "outputs: expected no 'hessian_diag' with grad_entropy, which is not part of this Hessian, got both"
     with pytest.raises(ag.ParamInvalidError, match=match):
         ag.cross_entropy(x, target, outputs=BOTH, grad_entropy=np.ones(2))
     assert ag.cross_entropy(x, target, outputs=("prob",), grad_entropy=np.ones(2)).prob.shape == (2, 3)

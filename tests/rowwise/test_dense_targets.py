@@ -210,7 +210,7 @@ def test_a_mean_counts_every_row():
         ({"target": np.zeros((2, 4))}, r"target: expected shape \(2, 3\), as floating targets are probabilities"),
         (
             {"target": np.zeros(2)},
-            r"target: expected an integer dtype, or shape \(2, 3\), as .*, got float64 of shape \(2,\) \(target.astype",
+            r"target: expected an integer dtype, or shape \(2, 3\), as .*, got float64 of shape \(2,\); target.astype",
         ),
         ({"target": np.zeros((2, 3), np.longdouble)}, "target: expected an integer dtype, got"),
         ({"target": np.zeros((2, 3), complex)}, "target: expected an integer dtype, got complex128"),

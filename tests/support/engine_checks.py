@@ -86,7 +86,7 @@ def _check_failures(engine: Any, ranks: list[dict[str, Any]]) -> None:
             assert f"rank {len(others)} failed: {kind.__name__}: " in str(error)
             assert text in str(error)
     for name, text in (
-        ("wrong shard", "vocab_size: expected 19, the rows of all shards, got 20"),
+        ("wrong shard", "vocab_size: expected 19, the sum of the rows of all shards, got 20"),
         ("disagreement", f"got mean on rank 0 and sum on rank {len(others)}"),
     ):
         assert {type(rank[f"failure {name}"]) for rank in ranks} == {ag.ParamInvalidError}

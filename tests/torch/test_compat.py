@@ -127,7 +127,7 @@ def test_errors():
     e, c, targets = problem()
     with pytest.raises(ag.ParamInvalidError, match=r"targets: expected .* \(3, 6\), got \(3, 5\)"):
         linear_cross_entropy(e, c, targets[:, 1:])
-    with pytest.raises(ag.ParamInvalidError, match="shift: expected an int from 0 to below 6, got 6"):
+    with pytest.raises(ag.ParamInvalidError, match=r"shift: expected an int in \[0, 6\), got 6"):
         linear_cross_entropy(e, c, targets, shift=6)
     with pytest.raises(ag.ParamTypeError, match=r"shift: expected an int, got float 1\.5"):
         linear_cross_entropy(e, c, targets, shift=1.5)

@@ -350,7 +350,7 @@ def test_what_is_refused():
             (x, target),
             {"ignore_index": 2**63},
             ag.ParamInvalidError,
-            "cross_entropy: ignore_index: expected an int of 64 bits",
+            "cross_entropy: ignore_index: expected a 64-bit int",
         ),
     ):
         with pytest.raises(kind, match=message):

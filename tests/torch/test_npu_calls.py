@@ -314,7 +314,7 @@ def test_the_upstream_gradient_may_be_on_the_device(reduction: str, dtype: torch
         np.testing.assert_array_equal(result.numpy(), right)
     with pytest.raises(ag.ParamTypeError, match="grad_loss: expected dtype float32"):
         on_tensors(WHOLE, [], named | {"grad_loss": torch.tensor(1).to("npu")})
-    with pytest.raises(ag.ParamTypeError, match=r"grad_loss: expected an array on device 0, as input is one, got one"):
+    with pytest.raises(ag.ParamTypeError, match=r"grad_loss: expected an array on device 0, like input, got one"):
         on_tensors(WHOLE, [], named | {"grad_loss": torch.tensor(1.0).to("npu:1")})
 
 

@@ -81,7 +81,7 @@ def test_bits_of_tensors_that_vary_fail(device, monkeypatch, capsys) -> None:
 
     monkeypatch.setattr(ag, "softmax", softmax)
     assert main(["check", "--backend", "npu", "--filter", "softmax float32"]) == 1
-    assert ", device 1, tensors of torch_npu: bits vary among 10 equal calls" in capsys.readouterr().out
+    assert ", device 1, tensors of torch_npu: bits of results differ among 10 equal calls" in capsys.readouterr().out
 
 
 def test_linear_operators(device, tmp_path) -> None:

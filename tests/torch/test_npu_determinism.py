@@ -104,7 +104,7 @@ def test_a_runtime_without_the_option(monkeypatch: pytest.MonkeyPatch, determini
     x = torch.randn(3, 4)
     for place in (tensor, npu.asarray):
         with pytest.raises(
-            ag.BackendUnavailableError, match="softmax: deterministic results were asked for, and the ru"
+            ag.BackendUnavailableError, match="softmax: deterministic results were requested, but the ru"
         ):
             ag.explain("softmax", place(x.to("npu")))
     assert ag.explain("softmax", x.numpy()).backend == "npu"

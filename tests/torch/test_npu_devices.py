@@ -135,7 +135,7 @@ def test_after_errors_the_device_is_as_before(current: int, device) -> None:
             device.reset()
     with torch.npu.device(current):
         assert_close(agt.softmax(x).cpu(), torch.softmax(right, -1), torch.float32, steps=4)
-        with pytest.raises(ag.ParamTypeError, match="expected a tensor on npu:1, as x is one, got one on npu:0"):
+        with pytest.raises(ag.ParamTypeError, match="expected a tensor on npu:1, like x, got one on npu:0"):
             agt.scaled_masked_softmax(x[None, None], torch.zeros(1, 1, 4, 6, dtype=torch.bool, device="npu:0"))
         assert torch.npu.current_device() == current
         assert torch.ones(3, device="npu").device.index == current

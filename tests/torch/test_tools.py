@@ -48,7 +48,7 @@ def test_jit_trace():
         ("linear_cross_entropy", lambda x: agt.linear_cross_entropy(x, W, TARGET)),
         ("cross_entropy", lambda x: agt.cross_entropy(x, TARGET)),
     ):
-        with pytest.raises(NotImplementedError, match=f"{name}: torch.jit.trace cannot record losses"):
+        with pytest.raises(NotImplementedError, match=f"{name}: torch.jit.trace is not supported"):
             torch.jit.trace(loss, X)
 
 
@@ -72,7 +72,7 @@ def test_tensors_of_several_processes(door: str, tmp_path):
         from torch.distributed.tensor import DTensor, init_device_mesh
 
         x = DTensor.from_local(X, init_device_mesh("cpu", (1,)))
-        with pytest.raises(ag.ParamTypeError, match=r"to_local\(\) or full_tensor\(\) makes one.*DTensor"):
+        with pytest.raises(ag.ParamTypeError, match=r"DTensor; pass \w+.to_local\(\) or \w+.full_tensor\(\)"):
             DOORS[door](x)
     finally:
         dist.destroy_process_group()
@@ -80,7 +80,7 @@ def test_tensors_of_several_processes(door: str, tmp_path):
 
 @pytest.mark.parametrize("door", DOORS)
 def test_sparse_tensors(door: str):
-    with pytest.raises(ag.ParamTypeError, match=r"expected a dense tensor \(to_dense\(\) makes one\), got"):
+    with pytest.raises(ag.ParamTypeError, match=r"expected a dense tensor, got .*; pass \w+.to_dense\(\)"):
         DOORS[door](X.to_sparse())
 
 

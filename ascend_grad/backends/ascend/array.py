@@ -350,13 +350,13 @@ class DeviceArray(AbstractDeviceArray):
         return mask.cache.origin is origin and origin.extent <= extent
 
     def __array__(self, dtype=None, copy=None) -> NoReturn:
-        raise TypeError("an array on the device is not copied to the host unasked: call its numpy()")
+        raise TypeError("an array on the device is not copied to the host implicitly; call its numpy()")
 
     def __repr__(self) -> str:
         return f"DeviceArray(shape={self.shape}, dtype={self.dtype}, device={self.device})"
 
     def __reduce__(self):
-        raise TypeError("an array on the device cannot be pickled: pickle its numpy()")
+        raise TypeError("an array on the device cannot be pickled; pickle its numpy()")
 
     def __bool__(self) -> NoReturn:
         raise TypeError("an array on the device has no truth value")

@@ -105,7 +105,7 @@ def _open_family(folder: str, family: tuple[str, ...]) -> list[int]:
         raise _Missing
     if lacking:
         present = next(path for path in paths if path not in lacking)
-        raise _Missing(f"{present} does not load: {os.path.basename(lacking[0])} is not beside it")
+        raise _Missing(f"{present} does not load: {os.path.basename(lacking[0])} is not in the same folder")
     opened: list[int] = []
     for path in reversed(paths):  # if a library that the last one needs is missing, it does not load: nothing is opened
         try:

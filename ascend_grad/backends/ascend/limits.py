@@ -60,7 +60,7 @@ def only_on(*families: str, operator: str = "the operator") -> Limit:
     def limit(call: Call, soc: str) -> Unsupported | None:
         if soc in (*families, UNKNOWN):
             return None
-        reason = f"{operator} exists on {', '.join(families)} alone, this device is {soc}"
+        reason = f"{operator} exists only on {', '.join(families)}, this device is {soc}"
         return _unsupported(call, UnsupportedDeviceError, reason)
 
     return limit
@@ -72,7 +72,7 @@ def documented_on(*families: str) -> Limit:
     def limit(call: Call, soc: str) -> Unsupported | None:
         if soc in (*families, UNKNOWN):
             return None
-        documented = f"the vendor documents the operator on {', '.join(families)} alone"
+        documented = f"the vendor documents the operator only on {', '.join(families)}"
         return Unsupported(f"{documented}, this device is {soc}", None)
 
     return limit
@@ -89,7 +89,7 @@ def dtype(name: str, *allowed: str) -> Limit:
         here = [each for each in allowed if each != "bfloat16" or soc in WITH_BFLOAT16]
         if got in here:
             return None
-        reason = f"{name}: the device takes dtype {' or '.join(here)}, got {got}"
+        reason = f"{name}: the device supports dtype {' or '.join(here)}, got {got}"
         return _unsupported(call, ParamTypeError, reason)
 
     return limit
@@ -102,7 +102,7 @@ def at_most(what: str, size: Callable[[Call, str], tuple[int, int]], *, asks_dev
         got, largest = size(call, soc)
         if got <= largest or is_empty(call):
             return None
-        reason = f"the device takes {what} up to {largest}, got {got}"
+        reason = f"the device supports {what} up to {largest}, got {got}"
         return Unsupported(reason, None) if asks_device else _unsupported(call, ParamInvalidError, reason)
 
     return limit
@@ -164,7 +164,7 @@ def _options_of(call: Call, loss: str) -> Unsupported | None:
         found, computed = first_lacking(given_options(a), a, loss), "the loss"
     if found is None:
         return None
-    reason = f"{found[0]}: the device's operators compute {computed} without {found[1]}"
+    reason = f"{found[0]}: the device's operators do not support {found[1]} in {computed}"
     return _unsupported(call, ParamInvalidError, reason)
 
 
@@ -195,8 +195,8 @@ def vocabulary(call: Call, soc: str) -> Unsupported | None:
     if size >= SMALLEST_VOCABULARY or is_empty(call) or not call.arguments.get("return_grad", True):
         return None
     if call.arguments.get("softmax") is None:
-        return Unsupported(f"weight: the vendor documents V from {SMALLEST_VOCABULARY} on, got {size}", None)
-    reason = f"weight: with softmax given, the device takes V from {SMALLEST_VOCABULARY} on, got {size}"
+        return Unsupported(f"weight: the vendor documents V of at least {SMALLEST_VOCABULARY}, got {size}", None)
+    reason = f"weight: with softmax given, the device supports V of at least {SMALLEST_VOCABULARY}, got {size}"
     return _unsupported(call, ParamInvalidError, reason)
 
 
@@ -341,15 +341,15 @@ def unsupported_reason(call: Call, state: State) -> Unsupported | None:
         return _unsupported(call, BackendUnavailableError, lacking)
     level, soc = determinism.level(call), family(state.soc)
     if level and (lack := _acl.lacks_determinism()):
-        return _unsupported(call, BackendUnavailableError, f"deterministic results were asked for, and {lack}")
+        return _unsupported(call, BackendUnavailableError, f"deterministic results were requested, but {lack}")
     if level == determinism.BATCH_INVARIANT and (call.operator.name not in ROWS_ALONE or soc not in ("950", UNKNOWN)):
         having = " and ".join(ROWS_ALONE)
-        asked_for = f"bits that do not depend on other rows were asked for, which {having} have on 950 alone"
+        asked_for = f"batch-invariant results were requested, which only {having} have, on 950"
         return _unsupported(call, UnsupportedDeviceError, asked_for)
     reasons = [reason for limit in limits if (reason := limit(call, soc)) is not None]
     if soc == UNKNOWN:
         reasons.append(
-            Unsupported(f"what this device has is not known, it is {state.soc or 'of an unknown kind'}", None)
+            Unsupported(f"the operators of this device are not known ({state.soc or 'unknown model'})", None)
         )
     impossible = (reason for reason in reasons if reason.error is not None)
     return next(impossible, reasons[0] if reasons else None)

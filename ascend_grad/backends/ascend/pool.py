@@ -164,7 +164,7 @@ class Allocation:
     def memory(self) -> _acl.DeviceMemory:
         """Return the memory. If torch also has the memory, wait until torch is done with it."""
         if self.block is None:
-            raise BackendUnavailableError("this array's memory was freed when the process began to end")
+            raise BackendUnavailableError("the memory of this array was freed when the process began to end")
         if self._shares is not None:
             runtime.wait_for_torch(self.block.device)
         return self.block

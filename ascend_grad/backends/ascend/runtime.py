@@ -70,7 +70,7 @@ def _find() -> State:
     global _searching
     with _lock:
         if _searching:
-            return State((False, "the device is being looked for", ""))
+            return State((False, "the search for the device is in progress", ""))
         _searching = True
         try:
             if "state" not in found:
@@ -127,7 +127,7 @@ def _open(toolkit: libraries.Toolkit) -> State:
     atexit.register(_close)
     count = _device_count()
     if torch_failure:
-        logger.warning("torch_npu.npu.init() failed (%s), the device is used without it", torch_failure)
+        logger.warning("torch_npu.npu.init() failed (%s); the device is used without torch_npu", torch_failure)
     absent = {name: _reason_of_absence(name, symbol) for name, symbol in symbols.items()}
     return _usable(count, _acl.soc_name(), absent, tuple(toolkit.paths))
 
@@ -140,7 +140,7 @@ def _reason_of_absence(name: str, symbol: str) -> str:
 
 
 def _usable(devices: int, soc: str, absent: dict[str, str], paths: tuple[str, ...]) -> State:
-    reason = f"{'1 device' if devices == 1 else f'{devices} devices'}, {soc or 'of an unknown kind'}"
+    reason = f"{'1 device' if devices == 1 else f'{devices} devices'}, {soc or 'unknown model'}"
     if absent:
         reason += f"; this toolkit lacks {', '.join(absent)}"
     return State((True, reason, ""), devices, soc, absent, paths)
@@ -156,7 +156,7 @@ def mark_operator_missing(error: MissingKernelError) -> None:
             return
         absent = {**known.absent, name: reason}
         found["state"] = _usable(known.device_count, known.soc, absent, known.libraries)
-    which = f"such as this one of {error.operator}"
+    which = f"such as this call of {error.operator}"
     logger.warning("%s: calls that need it, %s, do not run on the Ascend NPU", reason, which)
 
 
@@ -212,11 +212,11 @@ def _device_count() -> int:
             raise Unusable("the runtime library is a stub to link against, not a runtime", broken=False) from error
         raise Unusable(str(error), broken=error.code != NO_DEVICE) from error
     if count == 0:
-        raise Unusable("the runtime counts no device", broken=False)
+        raise Unusable("the runtime found no device", broken=False)
     count = min(count, _acl.MAX_DEVICES)
     if DEVICE is not None and DEVICE >= count:
         there = f"the devices are 0 to {count - 1}" if count > 1 else "the only device is 0"
-        raise Unusable(f"ASCEND_GRAD_DEVICE is {DEVICE}, {there}", broken=True)
+        raise Unusable(f"ASCEND_GRAD_DEVICE is {DEVICE}, but {there}", broken=True)
     return count
 
 
@@ -252,8 +252,8 @@ def _after_fork_in_child() -> None:
         _acl.detach()
         atexit.unregister(_close)
         reason = (
-            "this process was forked from one that had opened the device, whose handles are of no use here "
-            "(start processes with 'spawn', or fork before the first call)"
+            "this process was forked after its parent had opened the device, and cannot use the parent's handles; "
+            "start processes with 'spawn', or fork before the first call"
         )
         found["state"] = State((False, reason, ""))
 

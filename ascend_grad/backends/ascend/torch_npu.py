@@ -121,12 +121,13 @@ def _checked_dtype(tensor: Any, name: str, operator: str | None) -> np.dtype:
     with _acl.ContextGuard():
         tensor_format = int(sys.modules["torch_npu"].get_npu_format(tensor))
     if tensor_format not in STRIDED_FORMATS:
-        expected = f"a tensor of format ND ({ND}; torch_npu.npu_format_cast({name}, {ND}) makes one)"
-        raise ParamTypeError(f"{name}: expected {expected}, got format {tensor_format}", operator=operator)
+        got = f"format {tensor_format}; pass torch_npu.npu_format_cast({name}, {ND})"
+        raise ParamTypeError(f"{name}: expected a tensor of format ND ({ND}), got {got}", operator=operator)
     remainder = tensor.untyped_storage().data_ptr() % ALIGNMENT
     if remainder:
-        expected = f"memory that begins at a multiple of {ALIGNMENT} bytes ({name}.clone() has such)"
-        raise ParamInvalidError(f"{name}: expected {expected}, got {remainder} bytes beyond one", operator=operator)
+        got = f"an address {remainder} bytes beyond such a multiple; pass {name}.clone()"
+        message = f"{name}: expected memory at a multiple of {ALIGNMENT} bytes, got {got}"
+        raise ParamInvalidError(message, operator=operator)
     return _numpy_dtype(tensor.dtype, name, operator)
 
 

@@ -309,13 +309,13 @@ def _check_implementation(name: object, operator: str = _NAME) -> None:
 def _check_vocab_parallel(c: torch.Tensor, given: VocabParallelOptions) -> None:
     linear.refuse(f"{_NAME} with vocab_parallel_options", reduce_e_grad=None if given.reduce_e_grad else False)
     if c.dim() == 2 and c.shape[0] != given.stop - given.start:
-        message = f"c: expected {given.stop - given.start} rows, stop - start, got {c.shape[0]}"
+        message = f"c: expected {given.stop - given.start} rows (stop - start), got {c.shape[0]}"
         raise ParamInvalidError(message, operator=_NAME)
 
 
 def _checked_shift(e: torch.Tensor, targets: torch.Tensor, shift: object) -> int:
     if e.dim() < 1 or targets.shape != e.shape[:-1]:
-        message = f"targets: expected the shape of e but for its last dimension, {tuple(e.shape[:-1])}, got "
+        message = f"targets: expected the shape of e without its last dimension, {tuple(e.shape[:-1])}, got "
         raise ParamInvalidError(f"{message}{tuple(targets.shape)}", operator=_NAME)
     return _shift_of(targets, shift, _NAME)
 
@@ -324,7 +324,7 @@ def _shift_of(targets: torch.Tensor, shift: object, operator: str) -> int:
     shift = int(shift) if isinstance(shift, (bool, int)) else integer(shift, "shift", operator)
     length = targets.shape[-1] if targets.dim() else 0
     if shift and not 0 <= shift < length:
-        message = f"shift: expected an int from 0 to below {length}, got {shown(shift)}"
+        message = f"shift: expected an int in [0, {length}), got {shown(shift)}"
         raise ParamInvalidError(message, operator=operator)
     return shift
 

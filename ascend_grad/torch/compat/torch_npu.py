@@ -210,8 +210,8 @@ def _check_loss(
 def _refuse_smoothing_of_gradients(operator: str, label_smoothing: Any) -> None:
     """Refuse label smoothing in a gradient, which the device's kernel would leave unwritten."""
     if label_smoothing != 0:
-        hint = "ascend_grad.torch.cross_entropy computes it"
-        message = f"not supported in the gradient ({hint}), got {shown(label_smoothing)}"
+        hint = "use ascend_grad.torch.cross_entropy"
+        message = f"not supported in the gradient, got {shown(label_smoothing)}; {hint}"
         raise NotImplementedError(f"{operator}: label_smoothing: {message}")
 
 

@@ -80,11 +80,11 @@ def linear_cross_entropy(
         raise ParamInvalidError("hidden: expected at least one dimension, got a tensor without any", operator=_NAME)
     tokens = hidden.shape[:-1].numel()
     if labels.numel() != tokens:
-        expected = f"as many elements as hidden has tokens, {tokens}"
+        expected = f"{tokens} elements, one for each token of hidden"
         raise ParamInvalidError(f"labels: expected {expected}, got shape {tuple(labels.shape)}", operator=_NAME)
     if isinstance(temperature, torch.Tensor) and temperature.dim() > 0:
         if temperature.numel() != tokens:
-            expected = f"as many elements as labels has, {tokens}"
+            expected = f"{tokens} elements, one for each label"
             message = f"temperature: expected {expected}, got shape {tuple(temperature.shape)}"
             raise ParamInvalidError(message, operator=_NAME)
         temperature = temperature.reshape(-1)
