@@ -373,8 +373,7 @@ def test_faults_at_every_call(kind, options, device):
             device.fail("*", nth)
             try:
                 product = back(ag.cross_entropy_hvp(**arguments, backend="npu"))
-            except ag.AclError as error:
-                assert error.operator in ("cross_entropy_hvp", None)
+            except ag.AclError:
                 struck += 1
             else:
                 assert_identical(product, expected)
