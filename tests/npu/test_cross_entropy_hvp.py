@@ -73,7 +73,8 @@ def test_every_option_by_the_definition(shape, axis, dtype, device):
             layout = LAYOUTS[number % len(LAYOUTS)]
             moved = {name: in_layout(arguments[name], layout) for name in ("input", "vector")}
             product = ag.cross_entropy_hvp(**arguments | moved, backend="npu")
-            assert_product(product, arguments, dtype, f"{number} {layout}")
+            # The error is absolute, and relative to the coefficients of the row.
+            assert_product(product, arguments, dtype, f"{number} {layout}", absolute=1e-6)
             assert product.flags.c_contiguous
     finally:
         device.set_delay(200)
@@ -437,21 +438,6 @@ def test_float64_is_computed_on_the_cpu(device):
     with pytest.raises(ag.ParamTypeError, match="cross_entropy_hvp: input: the device takes dtype"):
         ag.cross_entropy_hvp(**call, backend="npu")
     assert_identical(ag.cross_entropy_hvp(**call), ag.cross_entropy_hvp(**call, backend="cpu"))
-
-
-@pytest.mark.parametrize("kernel", ["SoftmaxBackward", "Softmax"])
-def test_a_toolkit_without_the_kernel(kernel, device, monkeypatch):
-    """The CPU computes products without the kernel; the loss stays on the device."""
-    monkeypatch.setitem(ag.npu.runtime.found, "state", ag.npu.runtime.state())
-    call = problem_of("one target")
-    expected = ag.cross_entropy_hvp(**call, backend="cpu")
-    device.fail(f"aclnn{kernel}GetWorkspaceSize", 0, 561112)
-    for _ in range(2):
-        assert_identical(ag.cross_entropy_hvp(**call), expected)
-    assert device.calls(f"aclnn{kernel}GetWorkspaceSize") == 1
-    assert f"aclnn{kernel}" in ag.explain("cross_entropy_hvp", **call).reason
-    del call["vector"]
-    assert ag.explain("cross_entropy", **call).backend == "npu"
 
 
 @pytest.mark.parametrize("operator", ["linear_cross_entropy_hvp", "linear_cross_entropy_hessian"])

@@ -272,8 +272,13 @@ def near_certain(gap: float, shape: tuple[int, ...], axis: int, dtype: str) -> t
     return (logits + 2).astype(DTYPES[dtype]), place
 
 
-def assert_right(result: Any, right: dict[str, np.ndarray], dtype: str, text: str = "") -> None:
-    """Check all results that are there. Errors are relative to the largest right value, or absolute where that is 0."""
+def assert_right(
+    result: Any, right: dict[str, np.ndarray], dtype: str, text: str = "", *, absolute: float = 1e-15
+) -> None:
+    """Check all results that are there.
+
+    Errors are relative to the largest right value, or `absolute` where that is 0, and in float16 at least 1e-7.
+    """
     exact = 1e-11 if dtype == "float64" else 2e-5
     rounding = {"float16": 2.0**-10, "bfloat16": 2.0**-8}.get(dtype, 0.0)
     for name, value in result._asdict().items():
@@ -290,16 +295,18 @@ def assert_right(result: Any, right: dict[str, np.ndarray], dtype: str, text: st
             value.astype(np.float64),
             wanted.astype(np.float64),
             rtol=error,
-            atol=float(exact * size + (1e-7 if dtype == "float16" else 1e-15)),
+            atol=float(exact * size + max(absolute, 1e-7 if dtype == "float16" else 0)),
             err_msg=f"{name} {text}",
         )
 
 
-def assert_product(product: np.ndarray, arguments: dict[str, Any], dtype: str, text: str = "") -> None:
-    """Check the product of the Hessian and a vector."""
+def assert_product(
+    product: np.ndarray, arguments: dict[str, Any], dtype: str, text: str = "", *, absolute: float = 1e-15
+) -> None:
+    """Check the product of the Hessian and a vector; `absolute` is as in `assert_right`."""
     arguments = arguments | {"vector": arguments["vector"].astype(DTYPES[dtype])}
     result = SimpleNamespace(_asdict=lambda: {"product": product})
-    assert_right(result, expected(**arguments), dtype, text)
+    assert_right(result, expected(**arguments), dtype, text, absolute=absolute)
     assert product.dtype == DTYPES[dtype]
 
 
