@@ -318,7 +318,7 @@ def test_memory(kind, dtype, options, device):
 @pytest.mark.parametrize("options", [{}, EVERYTHING])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_workspace(kind, options, device, monkeypatch):
-    """`workspace_size` requests the sizes that the call requests, and allocates, copies and launches nothing."""
+    """`workspace_size` requests at least the sizes that the call requests, and launches nothing."""
     sizes: list[int] = []
 
     def recorded(prepare):
@@ -337,8 +337,8 @@ def test_the_workspace(kind, options, device, monkeypatch):
         device.reset()
         size = ag.workspace_size("cross_entropy_hvp", **arguments, backend="npu")
         assert size >= max(sizes) > 0
-        for counter in ("launches", "copies_h2d", "copies_d2h"):
-            assert device.counter(counter) == 0
+        assert device.counter("launches") == device.counter("copies_h2d") == 0
+        assert device.counter("copies_d2h") <= 1  # of ids, which are checked
         del sizes[:]
         ag.cross_entropy_hvp(**arguments, backend="npu")
         assert size >= max(sizes)
@@ -467,7 +467,7 @@ def test_bad_calls_raise_the_same_errors(place, device):
     for name, value, message in (
         ("vector", np.ones((9, 6), np.float32), r"vector: expected shape \(6, 9\) as input has, got \(9, 6\)"),
         ("vector", None, "vector: expected an array, got None"),
-        ("target", np.full(6, 9), "target: .* got 9 in row 0"),
+        ("target", np.full(6, 9), r"target: expected values in \[0, 9\) or -100, got 9 at index \(0,\)"),
     ):
         bad = call | {name: value}
         with pytest.raises(ag.AscendGradError, match=f"cross_entropy_hvp: {message}"):
