@@ -391,25 +391,20 @@ def test_faults_at_every_call(kind, options, device):
 
 
 @pytest.mark.parametrize(
-    ("soc", "of_ids", "of_probabilities"),
+    ("soc", "is_there", "has_loss_of_ids"),
     [
-        ("Ascend910A", True, True),
-        ("Ascend310P3", True, True),
+        ("Ascend910A", True, False),
+        ("Ascend310P3", True, False),
         ("Ascend950PR_9589", True, True),
         ("Ascend310B1", False, False),
     ],
 )
-def test_systems(soc, of_ids, of_probabilities, device, monkeypatch):
+def test_systems(soc, is_there, has_loss_of_ids, device, monkeypatch):
     """Without a softcap, all systems with the softmax's gradient compute the product. With one they need the loss's."""
     monkeypatch.setitem(ag.npu.runtime.found, "state", ag.npu.runtime.state()._replace(soc=soc))
     device.set_soc(soc)
-    has_loss_of_ids = soc == "Ascend950PR_9589"
     try:
-        for kind, is_there, is_capped_there in (
-            ("one target", of_ids, has_loss_of_ids),
-            ("several targets", of_ids, False),
-            ("all classes", of_probabilities, of_probabilities),
-        ):
+        for kind, is_capped_there in zip(KINDS, (has_loss_of_ids, False, is_there), strict=True):
             for softcap, has in ((None, is_there), (3.0, is_capped_there)):
                 call = problem_of(kind) | {"softcap": softcap, "lse_square_scale": 0.1}
                 choice = ag.explain("cross_entropy_hvp", **call)
@@ -423,7 +418,7 @@ def test_systems(soc, of_ids, of_probabilities, device, monkeypatch):
                     with pytest.raises(ag.UnsupportedDeviceError) as info:
                         ag.cross_entropy_hvp(**call, backend="npu")
                     assert info.value.code == 361001
-        if soc != "Ascend310B1":
+        if is_there:
             call = problem_of("one target", dtype=ml_dtypes.bfloat16)
             assert (ag.explain("cross_entropy_hvp", **call).backend == "npu") == has_loss_of_ids
     finally:
