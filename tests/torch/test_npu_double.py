@@ -153,7 +153,7 @@ def second(x: torch.Tensor) -> list[torch.Tensor]:
     """Differentiate the gradient of a loss of logits, on this thread."""
     leaf, target = x.clone().requires_grad_(), torch.arange(x.shape[0]).to(x.device)
     with torch.autograd.set_multithreading_enabled(False):
-        loss = agt.cross_entropy(leaf, target, softcap=3.0)
+        loss = agt.cross_entropy(leaf, target)
         (grad,) = torch.autograd.grad(loss, leaf, create_graph=True)
         (product,) = torch.autograd.grad(grad, leaf, x)
     return [loss.detach(), grad.detach(), product]
