@@ -413,49 +413,49 @@ class Loss(ABC):
 
     def product(self) -> DeviceArray:
         """Return the product of the Hessian with respect to the logits and the vector of the call."""
-        queue, has_cap = self.queue, self._softcap is not None
+        queue, softcap = self.queue, self._softcap
         p: Any = None
         if not self.rows.is_empty:
             self._put_logits()
-            if has_cap:
+            if softcap is not None:
                 self._log_prob = self.of_logits()
             else:
                 self.of_targets_alone()
                 p = self.of_all_classes("softmax")
         a, b, c = self._curvature()
         present = a != 0 if c is None else (a != 0) | (c != 0)
-        gradient = slope = None
-        if has_cap:
+        gradient: Any = None
+        slope: Any = None
+        if softcap is not None:
             *coefficients, has_gradient = self.coefficients_of_logits(b, None)
             present = present | has_gradient
         used = queue.select(present, self.logits.rows)
         if used.is_empty:
             return self._zeros(used)
-        if has_cap:
-            p, slope, gradient = self._terms_of_cap(used, *coefficients)
+        if softcap is not None:
+            p, slope, gradient = self._terms_of_cap(used, softcap, *coefficients)
         else:
             p = used.put_from(self.rows, p)
         vector = self._vector(used)
-        if slope is not None:
+        if softcap is not None:
             queue.launch("inplace_mul", gradient, vector)
-            matrices.multiply(queue, gradient, -2 * self._scale / self._softcap)
             vector = product(queue, vector, slope)
         means = None if c is None else row_sums(queue, product(queue, p, vector))
         result = queue.empty(p.shape, FLOAT32)
         queue.launch("softmax_backward", vector, p, 1, result)
         del vector
-        # Each factor follows the one before: the square of the derivative of z may exceed the range of float32.
+        # The derivative of z is a factor twice, as its square may exceed the range of float32.
         matrices.multiply(queue, result, used.of(self._chained(a)))
         if means is not None:
             queue.launch("inplace_mul", p, queue.reshaped(means, (p.shape[0], 1)))
             matrices.multiply(queue, p, used.of(self._chained(c)))
             queue.launch("inplace_add", result, p)
         del p
-        if slope is not None:
+        if softcap is not None:
             queue.launch("inplace_mul", result, slope)
         if (factor := self._slope) is not None:
             matrices.multiply(queue, result, factor if isinstance(factor, float) else used.of(factor))
-        if gradient is not None:
+        if softcap is not None:
             queue.launch("inplace_add", result, gradient)
         return self._restored(used, cast(queue, result, self._dtype))
 
@@ -475,10 +475,12 @@ class Loss(ABC):
         there = self.logits.put(self.a["vector"], used, self._dtype)
         return cast(self.queue, cast(self.queue, there, self._dtype), FLOAT32)
 
-    def _terms_of_cap(self, used: Rows, of_targets: Any, terms: SoftmaxTerms, e: Any) -> tuple[DeviceArray, ...]:
-        """Return p, the derivative ``1 - tanh**2`` of a softcap, and the gradient times it and the tangent.
+    def _terms_of_cap(
+        self, used: Rows, softcap: Any, of_targets: Any, terms: SoftmaxTerms, e: Any
+    ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+        """Return p, the derivative ``1 - tanh**2`` of a softcap, and the gradient with respect to z times z''.
 
-        All are of some rows. The gradient of the loss is the one before the softcap.
+        All are of some rows.
         """
         queue = self.queue
         log_prob, self._log_prob = self._log_prob, None
@@ -494,7 +496,8 @@ class Loss(ABC):
         tanh = used.put_from(self.rows, tanh)
         queue.launch("inplace_mul", gradient, tanh)
         slope = matrices.slope_of(queue, tanh)
-        queue.launch("inplace_mul", gradient, slope)
+        queue.launch("inplace_mul", gradient, slope)  # may be 0, where the next factor may be huge
+        matrices.multiply(queue, gradient, -2 * self._scale / softcap)
         return p, slope, gradient
 
 
