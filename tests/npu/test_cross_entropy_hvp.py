@@ -168,7 +168,6 @@ def test_logits_of_minus_infinity(kind, device):
     "options",
     [
         {"class_weight": np.array([0, 0, 1, 1.0]), "lse_square_scale": 0.5},  # no mean of the loss
-        {"class_weight": np.array([1, -1, 1, 1.0]), "reduction": "sum", "softcap": 2.0},
         {"class_weight": np.zeros(4), "reduction": "sum", "lse_square_scale": 0.5},  # only the squared lse
         {"token_weight": np.zeros(2)},
         {"token_weight": np.array([np.nan, 1]), "grad_loss": 0.0},
@@ -180,11 +179,22 @@ def test_sums_of_weights_that_are_zero(options, device):
     check({"input": np.eye(2, 4, dtype=np.float32), "target": np.array([0, 1]), "vector": np.eye(2, 4)} | options)
 
 
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.5])
+def test_weights_that_add_up_to_0(label_smoothing, device):
+    """A row whose targets' weights add up to 0 has a gradient, and with a softcap a second derivative."""
+    call = problem_of("several targets", (3, 4)) | {"label_smoothing": label_smoothing}
+    call |= {"target": np.array([[0, 1]] * 3), "target_prob": np.full((3, 2), 0.5, np.float32)}
+    call["class_weight"] = np.array([1, -1, 0, 0], np.float32)
+    assert not ag.cross_entropy_hvp(**call, backend="npu").any()
+    assert ag.cross_entropy_hvp(**call, softcap=2.0, backend="npu").any()
+    check(call | {"softcap": 2.0})
+
+
 def test_the_squared_lse_of_0(device):
     """A row whose lse is 0 has a second derivative of its square, and no first one."""
     x = np.log(np.array([[0.25, 0.75], [0.5, 0.5], [2, 3]], np.float64)).astype(np.float32)
     call = {"input": np.zeros((3, 1), np.float32), "target": np.zeros(3, int), "vector": np.ones((3, 1), np.float32)}
-    options = {"lse_square_scale": 1.0, "reduction": "sum"}
+    options = {"lse_square_scale": 1.0, "reduction": "sum", "class_weight": np.zeros(1)}
     for softcap in (None, 3.0):
         product = ag.cross_entropy_hvp(**call, **options, softcap=softcap, backend="npu")
         assert_identical(product, np.full((3, 1), 2, np.float32))
