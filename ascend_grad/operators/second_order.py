@@ -54,7 +54,7 @@ def cross_entropy_hvp(
     -------
     product : ndarray
         The product, in the shape and dtype of `input`; 0 in ignored rows. In memory the classes of a row lie side by
-        side.
+        side. (On an Ascend NPU it is C-contiguous.)
 
     Notes
     -----

@@ -415,7 +415,7 @@ cdef class LeadingDimensions(Check):
         # Arrays on devices have two dimensions.
         if cnp.PyArray_NDIM(array) in (0, 2) or not cnp.PyArray_CheckExact(call.values[self.slots[0]]):
             return 0
-        cdef tuple leading = shape_of(array)[:-1]
+        cdef tuple leading = shape_of(array)[:cnp.PyArray_NDIM(array) - 1]
         cdef Py_ssize_t rows = 1, length
         for length in leading:
             rows *= length

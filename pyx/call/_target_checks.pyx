@@ -230,7 +230,10 @@ cdef class Classes(Check):
     cdef bint is_swapped(self, Call call, cnp.ndarray target) except -1:
         """Return whether targets may be the logits, and the logits the targets."""
         cdef cnp.ndarray first = call.array(call.operator.array_slots[0])
-        return call.operator.family == LOSSES and target.ndim == first.ndim + 1 and shape_of(target)[:-1] == shape_of(first)
+        cdef int rank = cnp.PyArray_NDIM(first)
+        if call.operator.family != LOSSES or cnp.PyArray_NDIM(target) != rank + 1:
+            return False
+        return shape_of(target)[:rank] == shape_of(first)
 
     cdef str advice(self, Call call, cnp.ndarray array):
         """Return how targets that are no integers become classes."""

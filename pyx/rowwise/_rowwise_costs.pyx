@@ -239,7 +239,7 @@ cdef void count_terms(const Problem *p, const Memory *memory, const Plan *plan, 
     cdef Extent[OPERANDS] extents
     cdef const Py_ssize_t *box = NULL
     if plan.is_boxed:
-        box = plan.box
+        box = &plan.box[0]
     for i in range(TERMS):
         counts[i] = 0
     for i in range(OPERANDS):

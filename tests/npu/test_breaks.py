@@ -202,6 +202,18 @@ BREAKS = {
         "            with determinism.guard(self.device, self.determinism_level):\n",
         "1 operators should be deterministic, not 0",
     ),
+    "vector and probabilities swapped": Break(
+        "ascend_grad/backends/ascend/cross_entropy.py",
+        '"softmax_backward", vector, p, 1',
+        '"softmax_backward", p, vector, 1',
+        "wrong result of cross_entropy_hvp",
+    ),
+    "gradient below a softcap without the vector": Break(
+        "ascend_grad/backends/ascend/cross_entropy.py",
+        'queue.launch("inplace_mul", gradient, vector)',
+        'queue.launch("inplace_mul", vector, gradient)',
+        "wrong result of cross_entropy_hvp",
+    ),
     "another value of the option": Break(
         "pyx/ascend/_acl.pyx",
         "code = table.aclrtCtxSetSysParamOpt(AG_ACL_DETERMINISTIC, self.level)",
@@ -238,6 +250,9 @@ def calls():
                 arguments = arguments | {key: np.array(arguments[key]) for key in ("grad", "input")}
                 arguments["grad"][2], arguments["input"][2] = 0, np.nan
             yield name, (), arguments
+    x, vector = np.random.default_rng(0).standard_normal((2, 9, 5)).astype(np.float32)
+    for options in ({}, {"softcap": 2.0, "lse_square_scale": 0.1}):
+        yield "cross_entropy_hvp", (x, np.arange(9) % 5, vector), {"reduction": "sum", **options}
 
 def as_tuple(results):
     return results if isinstance(results, tuple) else (results,)

@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from device_limits import DENSE, IDS, KERNELS
+from device_limits import DENSE, IDS, KERNELS, PRODUCT
 from linear_samples import GRADIENT, LOSS, STATISTICS, TOP_K, WHOLE
 from python_threads import in_threads
 from stand_in import StandIn, build
@@ -142,6 +142,7 @@ LOGITS, PROBABILITIES = X * 0.5, np.full((2, 3), 1 / 3, np.float32)
 CALLS = {
     IDS: ("cross_entropy", (LOGITS, np.array([2, 0]))),
     DENSE: ("cross_entropy", (LOGITS, PROBABILITIES)),
+    PRODUCT: ("cross_entropy_hvp", (LOGITS, np.array([2, 0]), X)),
     TOP_K: ("linear_top_k", (LOGITS, X, 1)),
 }
 

@@ -10,7 +10,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from acl_client import Acl
-from cross_entropy_problems import check, in_float64, random_arguments
+from cross_entropy_problems import (
+    check,
+    check_product,
+    in_float64,
+    product_in_float64,
+    random_arguments,
+    random_product,
+)
 from linear_samples import GRADIENT, LINEAR, problem_of
 from npu_samples import ALL, X, attempts_with_a_fault, chain, chain_arguments, problem_for, results_of, to_device
 from python_threads import in_threads
@@ -108,6 +115,23 @@ def test_the_loss_of_logits(seed: int, streams: Streams, device: StandIn) -> Non
     npu.synchronize()
     for result in results:
         check(result, expected, arguments["input"].dtype.type)
+    assert device.violations() == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_products_of_the_hessian(seed: int, streams: Streams, device: StandIn) -> None:
+    arguments = random_product(seed, targets=(np.int64,))
+    there = {name: each for name, each in arguments.items() if not isinstance(each, np.ndarray)}
+    for name in arguments.keys() - there.keys():
+        each = arguments[name]
+        there[name] = npu.asarray(each.astype(np.float32) if each.dtype == np.float64 else each)
+    expected = product_in_float64(arguments | {"vector": there["vector"].numpy()})
+    device.set_delay(2_000)
+    with npu.stream(streams.new()):
+        products = [ag.cross_entropy_hvp(**there) for _ in range(3)]
+    npu.synchronize()
+    for product in products:
+        check_product(product, expected, arguments["input"].dtype.type)
     assert device.violations() == []
 
 

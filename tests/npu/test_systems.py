@@ -7,7 +7,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from device_limits import DENSE, IDS, KERNELS, SYSTEMS, documents, kernels, takes
+from device_limits import DENSE, IDS, KERNELS, PRODUCT, SYSTEMS, documents, kernels, takes
 from linear_samples import GRADIENT, TOP_K, WHOLE, problem_of
 from samples import MASKED, OPERATORS, random_problem
 from stand_in import StandIn, build
@@ -29,8 +29,9 @@ def arguments_of(operator: str, dtype: str) -> tuple[tuple, dict]:
     x = random.standard_normal((9, 130)).astype(kind)
     if operator == TOP_K:
         return (x, random.standard_normal((20, 130)).astype(kind), 3), {}
-    if operator in (IDS, DENSE):
-        return (x, random.integers(0, 130, 9) if operator == IDS else np.abs(x)), {}
+    if operator in (IDS, DENSE, PRODUCT):
+        target = np.abs(x) if operator == DENSE else random.integers(0, 130, 9)
+        return (x, target, x) if operator == PRODUCT else (x, target), {}
     settings = {"mode": "recomputed"} if operator == GRADIENT else {}
     return (), dict(problem_of(operator, (9, 130, 4), dtype, **settings).arguments)
 

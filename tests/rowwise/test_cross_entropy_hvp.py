@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import cross_entropy_oracles
 import hypothesis.strategies as st
 import numpy as np
@@ -13,49 +10,25 @@ from cross_entropy_oracles import (
     CERTAIN_SHAPES,
     GAPS,
     LAYOUTS,
-    OPTIONS_OF_SECOND_ORDER,
     PLACES,
     SHAPES,
-    assert_right,
+    assert_product,
     in_layout,
     near_certain,
+    products,
     random_arguments,
     random_options,
+    with_vector,
 )
 from hypothesis import given
 from samples import DTYPES, generator
 
 import ascend_grad as ag
 
-#: What the loss has and the product does not.
-OF_THE_LOSS = ("outputs", "return_grad", "grad_lse", "grad_entropy")
-
-
-def with_vector(key: object, arguments: dict[str, Any], dtype: str | None = None) -> dict[str, Any]:
-    """Return arguments of a loss without the arguments of its outputs, but with a vector in a dtype."""
-    x = arguments["input"]
-    vector = generator("vector", key, x.shape).standard_normal(x.shape).astype(DTYPES[dtype] if dtype else x.dtype)
-    return {name: each for name, each in arguments.items() if name not in OF_THE_LOSS} | {"vector": vector}
-
-
-def calls(key: object, shape: tuple[int, ...], axis: int, dtype: str):
-    """Yield the arguments of calls with every option, and one target, several, or probabilities of all classes."""
-    for number, options in enumerate(OPTIONS_OF_SECOND_ORDER):
-        for K, dense in ((0, None), (3, None), (0, dtype)):
-            arguments = random_arguments((key, number), shape, axis, dtype, options=options, K=K, dense=dense)
-            yield with_vector(number, arguments, "float32" if number % 4 == 1 else None)
-
-
-def assert_product(product: np.ndarray, arguments: dict[str, Any], dtype: str, text: str = "") -> None:
-    arguments = arguments | {"vector": arguments["vector"].astype(DTYPES[dtype])}
-    result = SimpleNamespace(_asdict=lambda: {"product": product})
-    assert_right(result, cross_entropy_oracles.expected(**arguments), dtype, text)
-    assert product.dtype == DTYPES[dtype]
-
 
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
 def test_every_option(shape, axis, dtype, cpu_engines):
-    for number, arguments in enumerate(calls("options", shape, axis, dtype)):
+    for number, arguments in enumerate(products("options", shape, axis, dtype)):
         for engine in cpu_engines():
             for layout in LAYOUTS if number % 3 == 0 else LAYOUTS[:2]:
                 moved = {name: in_layout(arguments[name], layout) for name in ("input", "vector")}
@@ -65,7 +38,7 @@ def test_every_option(shape, axis, dtype, cpu_engines):
 
 @pytest.mark.parametrize(("shape", "axis"), SHAPES[:9])
 def test_the_reference(shape, axis, dtype):
-    for arguments in calls("reference", shape, axis, dtype):
+    for arguments in products("reference", shape, axis, dtype):
         product = ag.cross_entropy_hvp(**arguments, backend="reference")
         assert_product(product, arguments, dtype)
         assert product.strides == ag.cross_entropy_hvp(**arguments).strides
@@ -118,7 +91,7 @@ def test_nearly_certain_rows(gap, shape, axis, dtype, cpu_engine):
 
 
 def test_finite_differences_of_the_gradient(cpu_engine):
-    for number, arguments in enumerate(calls("differences", (3, 5), -1, "float64")):
+    for number, arguments in enumerate(products("differences", (3, 5), -1, "float64")):
         of_loss = {name: each for name, each in arguments.items() if name != "vector"}
         x, step = arguments["input"], 1e-5 * arguments["vector"].astype(np.float64)
         first, second = (
@@ -129,7 +102,7 @@ def test_finite_differences_of_the_gradient(cpu_engine):
 
 
 def test_symmetry_and_the_diagonal(cpu_engine):
-    for arguments in calls("symmetry", (4, 6), -1, "float64"):
+    for arguments in products("symmetry", (4, 6), -1, "float64"):
         x = arguments["input"]
         other = np.random.default_rng(3).standard_normal(x.shape)
         first = np.sum(other * cpu_engine.call("cross_entropy_hvp", **arguments))

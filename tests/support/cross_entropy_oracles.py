@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -226,6 +228,25 @@ OPTIONS_OF_SECOND_ORDER: tuple[dict[str, Any], ...] = (
 )
 
 
+#: What the loss has and the product of the Hessian and a vector does not.
+OF_THE_LOSS = ("outputs", "return_grad", "grad_lse", "grad_entropy")
+
+
+def with_vector(key: object, arguments: dict[str, Any], dtype: str | None = None) -> dict[str, Any]:
+    """Return arguments of a loss without the arguments of its outputs, but with a vector in a dtype."""
+    x = arguments["input"]
+    vector = generator("vector", key, x.shape).standard_normal(x.shape).astype(DTYPES[dtype] if dtype else x.dtype)
+    return {name: each for name, each in arguments.items() if name not in OF_THE_LOSS} | {"vector": vector}
+
+
+def products(key: object, shape: tuple[int, ...], axis: int, dtype: str) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of products with every option, and one target, several, or probabilities of all classes."""
+    for number, options in enumerate(OPTIONS_OF_SECOND_ORDER):
+        for K, dense in ((0, None), (3, None), (0, dtype)):
+            arguments = random_arguments((key, number), shape, axis, dtype, options=options, K=K, dense=dense)
+            yield with_vector(number, arguments, "float32" if number % 4 == 1 else None)
+
+
 def random_options(data: st.DataObject, **further: tuple[Any, ...]) -> tuple[tuple[int, ...], int, dict[str, Any]]:
     """Draw a shape, an axis, and options among `CHOICES` and further ones."""
     shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4)))
@@ -251,8 +272,13 @@ def near_certain(gap: float, shape: tuple[int, ...], axis: int, dtype: str) -> t
     return (logits + 2).astype(DTYPES[dtype]), place
 
 
-def assert_right(result: Any, right: dict[str, np.ndarray], dtype: str, text: str = "") -> None:
-    """Check all results that are there. Errors are relative to the largest right value, or absolute where that is 0."""
+def assert_right(
+    result: Any, right: dict[str, np.ndarray], dtype: str, text: str = "", *, absolute: float = 1e-15
+) -> None:
+    """Check all results that are there.
+
+    Errors are relative to the largest right value, or `absolute` where that is 0, and in float16 at least 1e-7.
+    """
     exact = 1e-11 if dtype == "float64" else 2e-5
     rounding = {"float16": 2.0**-10, "bfloat16": 2.0**-8}.get(dtype, 0.0)
     for name, value in result._asdict().items():
@@ -269,9 +295,19 @@ def assert_right(result: Any, right: dict[str, np.ndarray], dtype: str, text: st
             value.astype(np.float64),
             wanted.astype(np.float64),
             rtol=error,
-            atol=float(exact * size + (1e-7 if dtype == "float16" else 1e-15)),
+            atol=float(exact * size + max(absolute, 1e-7 if dtype == "float16" else 0)),
             err_msg=f"{name} {text}",
         )
+
+
+def assert_product(
+    product: np.ndarray, arguments: dict[str, Any], dtype: str, text: str = "", *, absolute: float = 1e-15
+) -> None:
+    """Check the product of the Hessian and a vector; `absolute` is as in `assert_right`."""
+    arguments = arguments | {"vector": arguments["vector"].astype(DTYPES[dtype])}
+    result = SimpleNamespace(_asdict=lambda: {"product": product})
+    assert_right(result, expected(**arguments), dtype, text, absolute=absolute)
+    assert product.dtype == DTYPES[dtype]
 
 
 # ---- calls ----

@@ -1,4 +1,7 @@
-"""Make random calls of `cross_entropy` that a device supports, and compare results with the reference's."""
+"""Make random calls of `cross_entropy` and `cross_entropy_hvp` that a device supports, and check their results.
+
+Right values are the reference's.
+"""
 
 from __future__ import annotations
 
@@ -68,6 +71,42 @@ def in_float64(arguments: dict) -> tuple:
     return ag.cross_entropy(**{**arguments, **widened}, backend="reference")
 
 
+def random_product(seed: int, targets: tuple = (np.int64, np.int32, np.uint8)) -> dict:
+    """Return the arguments of a random call of the product of the Hessian and a vector."""
+    arguments, rng = random_arguments(seed, targets)
+    for name in ("outputs", "return_grad", "grad_lse", "grad_log_prob", "grad_entropy"):
+        arguments.pop(name, None)
+    x = arguments["input"]
+    vector = rng.standard_normal(x.shape)
+    vector[rng.random(x.shape) < 0.1] = 0
+    vector = vector.astype(rng.choice([x.dtype, x.dtype, *map(np.dtype, DTYPES), np.dtype(np.float64)]))
+    return arguments | {"vector": np.asfortranarray(vector) if rng.random() < 0.3 else vector}
+
+
+def product_in_float64(arguments: dict) -> np.ndarray:
+    """Return the reference's product for the same values in float64. The vector has the precision of the logits."""
+    x = arguments["input"]
+    widened = {"input": x.astype(np.float64), "vector": arguments["vector"].astype(x.dtype).astype(np.float64)}
+    return ag.cross_entropy_hvp(**{**arguments, **widened}, backend="reference")
+
+
+def check_product(product, expected, dtype, *, widened: bool = False) -> None:
+    """Check a product against the reference's. `widened`: a product of bfloat16 comes as float32."""
+    got = product.numpy() if isinstance(product, npu.DeviceArray) else np.asarray(product)
+    assert got.shape == expected.shape
+    assert got.dtype == (np.float32 if widened and dtype == bfloat16 else dtype)
+    assert_near(got, expected, "product", dtype)
+
+
+def assert_near(got: np.ndarray, right: np.ndarray, name: str, dtype=None) -> None:
+    """Check a result that is computed in float32 and, if a dtype is given, rounded to it."""
+    assert np.array_equal(np.isnan(got), np.isnan(right)), name
+    got, right = np.nan_to_num(got.astype(np.float64)), np.nan_to_num(right)
+    rounding = 0 if dtype is None else EPS[dtype]
+    bound = 2 * (2.0**-24 + rounding) * np.abs(right) + 64 * 2.0**-24 * (1 + np.abs(right).max(initial=0))
+    assert np.all(np.abs(got - right) <= bound + (2.0**-24 if dtype == np.float16 else 0)), name
+
+
 def check(results, expected, dtype, *, widened: bool = False) -> None:
     """Check results against the reference's. `widened`: gradients of bfloat16 come as float32."""
     assert results._fields == expected._fields
@@ -83,10 +122,4 @@ def check(results, expected, dtype, *, widened: bool = False) -> None:
             continue
         right_dtype = np.float32 if (widened and dtype == bfloat16) or name != "input_grad" else dtype
         assert got.dtype == right_dtype
-        eps = 2.0**-24 + (EPS[dtype] if name == "input_grad" else 0)
-        scale = np.abs(right).max(initial=0)
-        subnormal = 2.0**-24 if dtype == np.float16 and name == "input_grad" else 0
-        assert np.array_equal(np.isnan(got), np.isnan(right)), name
-        error = np.abs(np.nan_to_num(got.astype(np.float64)) - np.nan_to_num(right))
-        scale = np.nan_to_num(scale)
-        assert np.all(error <= 2 * eps * np.abs(np.nan_to_num(right)) + 64 * 2.0**-24 * (1 + scale) + subnormal), name
+        assert_near(got, np.asarray(right), name, dtype if name == "input_grad" else None)

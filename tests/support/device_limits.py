@@ -27,6 +27,8 @@ _ROWWISE = ("910", "310P", *_NEWER)
 
 #: The loss of logits, whose device's operators depend on the kind of its targets.
 IDS, DENSE = "cross_entropy, ids", "cross_entropy, probabilities of all classes"
+#: The product of its Hessian and a vector, which needs the gradient of the loss if there is a softcap.
+PRODUCT = "cross_entropy_hvp, no softcap"
 
 #: For each operator, the device's operators that compute it, and the families of devices that have them. Losses of
 #: logits and top-k need further ones, of single elements, which all families have.
@@ -43,6 +45,7 @@ KERNELS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     WHOLE: (("FusedLinearOnlineMaxSum", "FusedCrossEntropyLossWithMaxSum", "FusedLinearCrossEntropyLossGrad"), _NEWER),
     IDS: (("CrossEntropyLoss", "CrossEntropyLossGrad"), _NEWER),
     DENSE: (("SoftmaxCrossEntropyWithLogits", "LogSoftmax", "ReduceSum"), _ROWWISE),
+    PRODUCT: (("Softmax", "SoftmaxBackward"), _ROWWISE),
     TOP_K: (("Mm", "Topk", "LogSumExp"), _NEWER),
 }
 #: The operators that compute the loss of a linear layer by blocks, in each block of logits.

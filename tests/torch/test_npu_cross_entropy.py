@@ -1,4 +1,4 @@
-"""Test the loss of logits on tensors of torch_npu: values of the reference, gradients, and no wait."""
+"""Test the loss of logits on tensors of torch_npu: values of the reference, both derivatives, and no wait."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from cross_entropy_problems import check, in_float64, random_arguments
+from cross_entropy_problems import (
+    check,
+    check_product,
+    in_float64,
+    product_in_float64,
+    random_arguments,
+    random_product,
+)
 from npu_tensors import Waits, arguments_on_tensors, tensor, values
 
 import ascend_grad as ag
@@ -28,6 +35,18 @@ def test_random_problems(seed):
     result = ag.cross_entropy(**given)
     assert all(each is None or each.device.type == "npu" for each in result)
     check(as_arrays(result), in_float64(arguments), arguments["input"].dtype.type, widened=True)
+
+
+@pytest.mark.parametrize("seed", range(0, 400, 5))
+def test_random_products(seed):
+    """Products of the Hessian and a vector on tensors are the reference's."""
+    arguments = random_product(seed, targets=(np.int64, np.int32))
+    if arguments["vector"].dtype == np.float64:
+        arguments["vector"] = arguments["vector"].astype(np.float32)
+    product = ag.cross_entropy_hvp(**arguments_on_tensors(arguments))
+    assert product.device.type == "npu"
+    assert product.is_contiguous()
+    check_product(values(product), product_in_float64(arguments), arguments["input"].dtype.type, widened=True)
 
 
 KINDS = ("one target", "several targets", "all classes")
@@ -54,14 +73,20 @@ EVERYTHING = {"softcap": 3.0, "temperature": 2.0, "label_smoothing": 0.1, "lse_s
 def test_nothing_waits(kind, torch_npu, device, monkeypatch):
     arguments, outputs = problem_of(kind)
     given = arguments_on_tensors(arguments | {"grad_entropy": np.ones((8, 4))})
+    vector = tensor(np.ones_like(arguments["input"]))
     waits = Waits(torch_npu, device, monkeypatch)
     ag.cross_entropy(**given, **EVERYTHING, outputs=outputs)
     assert waits.counted() == {}
+    del given["grad_entropy"]
+    for options in ({}, EVERYTHING):
+        ag.cross_entropy_hvp(**given, vector=vector, **options)
+    assert waits.counted() == {}
 
 
+@pytest.mark.parametrize("has_vector", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_memory(kind, monkeypatch):
-    """At most four matrices of float32 that the call has made exist at the same time."""
+def test_memory(kind, has_vector, monkeypatch):
+    """At most four matrices of float32 that the call has made exist at the same time, of a product five."""
     alive = most = 0
     made = TensorQueue.empty
 
@@ -80,10 +105,15 @@ def test_memory(kind, monkeypatch):
 
     arguments, outputs = problem_of(kind)
     given = arguments_on_tensors(arguments | {"grad_entropy": np.ones((8, 4))})
+    vector = tensor(np.ones_like(arguments["input"]))
     monkeypatch.setattr(TensorQueue, "empty", empty)
-    result = ag.cross_entropy(**given, **EVERYTHING, outputs=outputs)
-    assert result.input_grad.dtype == torch.float16
-    assert most <= 4
+    if has_vector:
+        del given["grad_entropy"]
+        result = ag.cross_entropy_hvp(**given, vector=vector, **EVERYTHING)
+    else:
+        result = ag.cross_entropy(**given, **EVERYTHING, outputs=outputs).input_grad
+    assert result.dtype == torch.float16
+    assert most <= 4 + has_vector
     assert alive == 0
 
 
@@ -122,6 +152,64 @@ def test_gradients_of_outputs(kind):
         torch.testing.assert_close(there, host, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("options", [{}, EVERYTHING])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_double_backward(kind, reduction, options, device):
+    """Derivatives of the gradient with respect to the logits and the upstream gradient are those of float64."""
+    arguments, _ = problem_of(kind)
+    vector = np.random.default_rng(1).standard_normal(arguments["input"].shape)
+    upstream = np.linspace(0.5, 1.5, 32).reshape(8, 4) if reduction == "none" else np.array(1.5)
+    found = []
+    for place, dtype in (("cpu", torch.float64), ("npu", torch.float32)):
+        given = {name: tensor(value, place) for name, value in arguments.items() if name != "axis"}
+        given["weight"] = given.pop("class_weight").float()
+        logits, above = (tensor(each, place).to(dtype).requires_grad_() for each in (arguments["input"], upstream))
+        del given["input"]
+        loss = agt.cross_entropy(logits, given.pop("target"), **given, **options, reduction=reduction)
+        (gradient,) = torch.autograd.grad((loss * above).sum(), logits, create_graph=True)
+        device.reset()
+        second = torch.autograd.grad((gradient * tensor(vector, place).to(dtype)).sum(), (logits, above))
+        assert (device.calls("aclnnSoftmaxBackward") == 1) == (place == "npu")
+        assert all(each.device.type == place for each in second)
+        found.append([each.detach().cpu().double() for each in (gradient, *second)])
+    for right, there in zip(*found):
+        torch.testing.assert_close(there, right, rtol=1e-4, atol=1e-5)
+
+
+def test_functions_of_second_derivatives():
+    """PyTorch's own products and Hessians, a penalty, and the error of third derivatives."""
+    x, vector, target = torch.randn(3, 4), torch.randn(3, 4), torch.tensor([1, -100, 3])
+    found = []
+    for place, loss in (("cpu", torch.nn.functional.cross_entropy), ("npu", agt.cross_entropy)):
+        logits, direction, classes = x.to(place), vector.to(place), target.to(place)
+
+        def function(each, loss=loss, classes=classes):
+            return loss(each, classes, label_smoothing=0.1)
+
+        leaf = logits.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(function(leaf), leaf, create_graph=True)
+        (function(leaf) + gradient.square().sum()).backward()
+        product = torch.autograd.functional.hvp(function, logits, direction)[1]
+        found.append([leaf.grad.cpu(), product.cpu(), torch.autograd.functional.hessian(function, logits).cpu()])
+    for right, there in zip(*found):
+        torch.testing.assert_close(there, right, rtol=1e-4, atol=1e-6)
+    (gradient,) = torch.autograd.grad(function(leaf), leaf, create_graph=True)
+    (product,) = torch.autograd.grad((gradient * direction).sum(), leaf, create_graph=True)
+    with pytest.raises(RuntimeError, match="cross_entropy: the gradient cannot be differentiated once more"):
+        product.sum().backward()
+
+
+def test_second_derivatives_of_a_layer_are_refused():
+    """No device computes the product of the layer's Hessian, and nothing is computed on the CPU instead."""
+    x, weight, target = torch.randn(5, 4, device="npu"), torch.randn(3, 4, device="npu"), torch.arange(5) % 3
+    weight.requires_grad_()
+    loss = agt.linear_cross_entropy(x, weight, target.to("npu"))
+    (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
+    with pytest.raises(ag.UnsupportedDeviceError, match="linear_cross_entropy_hvp: the function is not implemented"):
+        gradient.sum().backward()
+
+
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("is_dense", [False, True])
 def test_tensors_with_strides(is_dense, label_smoothing):
@@ -135,6 +223,11 @@ def test_tensors_with_strides(is_dense, label_smoothing):
     strided = {name: tensor(np.repeat(value, 2, axis=-1))[..., ::2] for name, value in arguments.items()}
     result = ag.cross_entropy(**strided, **options)
     check(as_arrays(result), in_float64({**arguments, **options}), np.float32)
+    vector = rng.standard_normal((8, 6)).astype(np.float32).T
+    for softcap in (None, 2.0):
+        product = ag.cross_entropy_hvp(**strided, vector=tensor(vector), **options, softcap=softcap)
+        call = {**arguments, **options, "vector": vector, "softcap": softcap}
+        check_product(values(product), product_in_float64(call), np.float32)
 
 
 def test_targets_outside_of_the_classes_make_nan():
@@ -144,6 +237,9 @@ def test_targets_outside_of_the_classes_make_nan():
     assert np.isnan(values(loss)[1])
     assert np.isnan(values(grad)[1]).all()
     assert not np.isnan(values(grad)[[0, 2]]).any()
+    for softcap in (None, 2.0):
+        product = ag.cross_entropy_hvp(x, torch.tensor([0, 9, -100], device="npu"), x + 1, softcap=softcap)
+        assert np.isnan(values(product)).all(1).tolist() == [False, True, False]
 
 
 def test_one_of_several_targets_outside_of_the_classes_makes_nan():
@@ -155,6 +251,9 @@ def test_one_of_several_targets_outside_of_the_classes_makes_nan():
     assert np.isnan(values(result.loss)).tolist() == [False, True, False]
     assert np.isnan(values(result.log_prob)).tolist() == [[False, False], [False, True], [False, False]]
     assert np.isnan(values(result.input_grad)).any(1).tolist() == [False, True, False]
+    for softcap in (None, 2.0):
+        product = ag.cross_entropy_hvp(x, target, x + 1, target_prob=torch.ones(3, 2, device="npu"), softcap=softcap)
+        assert np.isnan(values(product)).all(1).tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("target", [np.array(0), np.array(1, np.float32)])
@@ -162,9 +261,13 @@ def test_one_logit(target):
     logits = torch.tensor(2.0, device="npu", requires_grad=True)
     agt.cross_entropy(logits, tensor(target)).backward()
     assert (logits.grad.shape, values(logits.grad)) == ((), 0)
+    product = ag.cross_entropy_hvp(logits.detach(), tensor(target), logits.detach(), lse_square_scale=0.5)
+    assert (product.shape, values(product)) == ((), 2)
 
 
 def test_no_rows():
     result = ag.cross_entropy(torch.zeros(0, 4, device="npu"), torch.zeros(0, dtype=torch.int64, device="npu"))
     assert np.isnan(values(result.loss))
     assert result.input_grad.shape == (0, 4)
+    x = torch.zeros(0, 4, device="npu")
+    assert ag.cross_entropy_hvp(x, torch.zeros(0, dtype=torch.int64, device="npu"), x).shape == (0, 4)

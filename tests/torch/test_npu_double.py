@@ -149,6 +149,16 @@ def backward(x: torch.Tensor) -> list[torch.Tensor]:
     return [value.detach(), grad, loss.detach(), of_states]
 
 
+def second(x: torch.Tensor) -> list[torch.Tensor]:
+    """Differentiate the gradient of a loss of logits, on this thread."""
+    leaf, target = x.clone().requires_grad_(), torch.arange(x.shape[0]).to(x.device)
+    with torch.autograd.set_multithreading_enabled(False):
+        loss = agt.cross_entropy(leaf, target)
+        (grad,) = torch.autograd.grad(loss, leaf, create_graph=True)
+        (product,) = torch.autograd.grad(grad, leaf, x)
+    return [loss.detach(), grad.detach(), product]
+
+
 def outs(x: torch.Tensor) -> list[torch.Tensor]:
     """Write results into tensors of the same dtype, of another dtype, and with gaps in memory."""
     same, other, wide = torch.zeros_like(x), torch.zeros_like(x).half(), torch.zeros(8, 12).to(x.device)
@@ -176,6 +186,7 @@ def asked(x: torch.Tensor) -> list[torch.Tensor]:
 
 
 STAGES = {"aclnnSoftmaxGetWorkspaceSize", "aclnnSoftmax", "aclCreateTensor"}
+STAGES_OF_LOSS = {"aclnnCrossEntropyLoss", "aclnnCrossEntropyLossGrad", "aclCreateTensor"}
 SESSION = {"aclrtGetCurrentContext", "aclrtSetDevice", "aclrtCreateStream", "aclrtSynchronizeStream", "aclrtMalloc"}
 
 #: Each call maps to functions of the runtime. The call raises an error if one of these functions fails.
@@ -184,6 +195,7 @@ CALLS: dict[Callable[[torch.Tensor], list[torch.Tensor]], set[str]] = {
     linear: {ALL[name].device_name for name in (STATISTICS, LOSS, GRADIENT)},
     fused: {f"{ALL[name].device_name}GetWorkspaceSize" for name in (STATISTICS, LOSS, GRADIENT)},
     backward: STAGES | {"aclnnSoftmaxBackwardGetWorkspaceSize", "aclnnSoftmaxBackward"},
+    second: STAGES_OF_LOSS | {"aclnnSoftmaxBackwardGetWorkspaceSize", "aclnnSoftmaxBackward"},
     outs: {"aclnnLogSoftmaxGetWorkspaceSize", "aclnnLogSoftmax"},
     shared: STAGES | SESSION | {"aclrtMemcpyAsync", "aclrtMallocHost"},
     asked: STAGES | {"aclrtCtxGetSysParamOpt", "aclrtCtxSetSysParamOpt"},

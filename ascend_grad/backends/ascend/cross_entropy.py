@@ -16,8 +16,13 @@ of the entropy, and
 
 A log-probability that is -infinity adds nothing where its weight is 0. The device would compute NaN.
 
-At most three matrices of float32 are alive at the same time, four with a softcap, and one of truth values: whatever is
-dropped here serves the operators that follow.
+The Hessian of a row with respect to z, times a vector v, is ``a p (v - sum(p v)) + c sum(p v) p``. Here ``a`` is the
+factor of p in the gradient of the loss, ``c`` the second derivative of the squared lse, and ``p (v - sum(p v))`` the
+gradient of a softmax, which the device's operator computes. Vector and product are multiplied by the derivative of z. A
+softcap adds the gradient of the loss with respect to z, times v and the second derivative of z.
+
+At most three matrices of float32 are alive at the same time, four with a softcap (of products with the Hessian: five),
+and one of truth values: whatever is dropped here serves the operators that follow.
 """
 
 from __future__ import annotations
@@ -39,8 +44,10 @@ from .tokens import SeveralTargets, Tokens, Weights
 #: are multiplied by their logarithms.
 LEAST_LOG_PROB = -128.0
 
-#: What the losses and the gradients lack among the arguments of each other.
-WITHOUT_ARGUMENT: dict[str, Any] = {"outputs": (), "grad_lse": None, "grad_log_prob": None, "grad_entropy": None}
+#: What the losses, the gradients and the products of the Hessian lack among the arguments of each other.
+WITHOUT_ARGUMENT: dict[str, Any] = {
+    "outputs": (), "return_grad": True, "grad_lse": None, "grad_log_prob": None, "grad_entropy": None
+}  # fmt: skip
 
 
 class Logits:
@@ -68,14 +75,15 @@ class Logits:
             there = self._queue.permuted(there, self._axes)
         return self._queue.reshaped(there, (self.rows, self.classes))
 
-    def put(self, array: Any, rows: Rows) -> DeviceArray:
+    def put(self, array: Any, rows: Rows, dtype: np.dtype | None = None) -> DeviceArray:
         """Return these rows of an array of the shape of the logits as a matrix on the device.
 
-        Of arrays of the host whose rows lie one after the other, no other rows are sent.
+        Of arrays of the host whose rows lie one after the other, no other rows are sent, unless `dtype` is another one.
         """
-        if isinstance(array, np.ndarray) and self._are_rows and array.flags.c_contiguous:
+        is_sent_by_rows = isinstance(array, np.ndarray) and self._are_rows and array.flags.c_contiguous
+        if is_sent_by_rows and dtype in (None, array.dtype):
             return rows.put(array.reshape(self.rows, self.classes))
-        return rows.put(self.matrix(array))
+        return rows.put(self.matrix(array, dtype))
 
     def restored(self, matrix: DeviceArray) -> DeviceArray:
         """Return a matrix in the shape of the logits."""
@@ -115,7 +123,7 @@ class SoftmaxTerms(NamedTuple):
         return SoftmaxTerms(*(None if each is None else used.of(each) for each in self))
 
     def gradient(self, queue: Queue, log_prob: DeviceArray) -> DeviceArray:
-        """Return the terms. The log-probabilities are overwritten."""
+        """Return the terms. The log-probabilities are overwritten if there is ``h``."""
         p = matrices.exponentials(queue, log_prob)
         if self.h is None:
             queue.launch("inplace_mul", p, column(queue, self.b))
@@ -186,6 +194,14 @@ class Loss(ABC):
         """Return the coefficients of the targets, and ``b`` and ``e`` of the loss, as the module names them."""
 
     @abstractmethod
+    def factor_of_p(self) -> Any:
+        """Return the factor of p in the gradient of the loss without the squared lse, after `of_targets_alone`."""
+
+    def of_targets_alone(self) -> None:
+        """Launch the operators that `factor_of_p` needs, if `of_logits` does not."""
+        return
+
+    @abstractmethod
     def gradient(self, used: Rows, of_targets: Any, log_prob: DeviceArray, terms: SoftmaxTerms) -> DeviceArray:
         """Return the gradient of some rows with respect to z, without ``e``."""
 
@@ -250,6 +266,11 @@ class Loss(ABC):
 
     def _computed(self) -> DeviceArray | None:
         """Compute what needs the logits, and return the log-probabilities."""
+        self._put_logits()
+        return self.of_logits()
+
+    def _put_logits(self) -> None:
+        """Put the logits z on the device, and compute the statistics that are not the loss's."""
         queue = self.queue
         z = self._scaled(self.logits.put(self.a["input"], self.rows))
         if self._needs_lse:
@@ -259,8 +280,6 @@ class Loss(ABC):
             keys, _ = matrices.top_k(queue, matrices.keys(queue, z, largest), 1)
             self._keys = queue.reshaped(keys, (z.shape[0],))
         self._z = z
-        del z
-        return self.of_logits()
 
     def _scaled(self, matrix: DeviceArray) -> DeviceArray:
         """Return the logits z of a matrix of logits."""
@@ -300,17 +319,23 @@ class Loss(ABC):
 
     def _square_terms(self, lse: Any) -> tuple[Any, Any]:
         """Return the terms of the squared lse of the rows, and their gradients with respect to the lse."""
-        scale, xp = self.a["lse_square_scale"], self.queue.xp
-        slope = self.weights.upstream(self.weights.divided_upstream())
-        gradient = xp.where(slope == 0, 0, 2 * scale * lse * slope)
-        return self.weights.weighted(scale * lse * lse), gradient
+        terms = self.weights.weighted(self.a["lse_square_scale"] * lse * lse)
+        return terms, self._square_gradient(lse, self._square_curvature())
 
-    def all_log_probs(self) -> DeviceArray:
-        """Return the log-probabilities of all classes. The logits are dropped."""
+    def _square_curvature(self) -> Any:
+        """Return the second derivatives of the terms of the squared lse with respect to the lse."""
+        return 2 * self.a["lse_square_scale"] * self.weights.upstream(self.weights.divided_upstream())
+
+    def _square_gradient(self, lse: Any, curvature: Any) -> Any:
+        """Return the first derivatives of the terms of the squared lse from the second ones."""
+        return self.queue.xp.where(curvature == 0, 0, curvature * lse)
+
+    def of_all_classes(self, operator: str) -> DeviceArray:
+        """Return the "softmax" or the "log_softmax" of the logits, which are dropped."""
         z = self.taken_logits()
-        log_prob = self.queue.empty(z.shape, FLOAT32)
-        self.queue.launch("log_softmax", z, 1, log_prob)
-        return log_prob
+        result = self.queue.empty(z.shape, FLOAT32)
+        self.queue.launch(operator, z, 1, result)
+        return result
 
     # ---- gradients
 
@@ -321,8 +346,7 @@ class Loss(ABC):
         used = queue.select(present, self.logits.rows)
         log_prob, self._log_prob = self._log_prob, None
         if used.is_empty or log_prob is None:
-            shape = self.logits.rows, self.logits.classes
-            return {"input_grad": self.logits.restored(used.cleared(queue.empty(shape, self._dtype)))}
+            return {"input_grad": self._zeros(used)}
         log_prob = used.put_from(self.rows, log_prob)
         return {"input_grad": self._finished(used, self.gradient(used, of_targets, log_prob, terms), e)}
 
@@ -361,9 +385,17 @@ class Loss(ABC):
             matrices.multiply_by_slope(queue, result, tanh)
             del tanh
         out = self.call.outs[1]
-        if out is None or out.dtype == self.call.arrays[0].dtype:  # else the caller rounds it, once
-            result = cast(queue, result, self._dtype)
-        return self.logits.restored(used.restored(result))
+        is_rounded = out is None or out.dtype == self.call.arrays[0].dtype  # else the caller rounds it, once
+        return self._restored(used, cast(queue, result, self._dtype) if is_rounded else result)
+
+    def _restored(self, used: Rows, matrix: DeviceArray) -> DeviceArray:
+        """Return a matrix of some rows in the shape of the logits, with zeros in the other rows."""
+        return self.logits.restored(used.restored(matrix))
+
+    def _zeros(self, used: Rows) -> DeviceArray:
+        """Return zeros in the shape and dtype of the logits, if there are no rows."""
+        shape = self.logits.rows, self.logits.classes
+        return self.logits.restored(used.cleared(self.queue.empty(shape, self._dtype)))
 
     @property
     def _dtype(self) -> np.dtype:
@@ -376,6 +408,97 @@ class Loss(ABC):
         e = -self.smoothing * upstream
         of_classes = float(self.logits.classes) if self.class_weight is None else self.class_weight.sum()
         return self.queue.xp.where(e == 0, 0, -e * of_classes), e
+
+    # ---- products of the Hessian and a vector
+
+    def product(self) -> DeviceArray:
+        """Return the product of the Hessian with respect to the logits and the vector of the call."""
+        queue, softcap = self.queue, self._softcap
+        p: Any = None
+        if not self.rows.is_empty:
+            self._put_logits()
+            if softcap is not None:
+                self._log_prob = self.of_logits()
+            else:
+                self.of_targets_alone()
+                p = self.of_all_classes("softmax")
+        a, b, c = self._curvature()
+        present = a != 0 if c is None else (a != 0) | (c != 0)
+        gradient: Any = None
+        slope: Any = None
+        if softcap is not None:
+            *coefficients, has_gradient = self.coefficients_of_logits(b, None)
+            present = present | has_gradient
+        used = queue.select(present, self.logits.rows)
+        if used.is_empty:
+            return self._zeros(used)
+        if softcap is not None:
+            p, slope, gradient = self._terms_of_cap(used, softcap, *coefficients)
+        else:
+            p = used.put_from(self.rows, p)
+        vector = self._vector(used)
+        if softcap is not None:
+            queue.launch("inplace_mul", gradient, vector)
+            vector = product(queue, vector, slope)
+        means = None if c is None else row_sums(queue, product(queue, p, vector))
+        result = queue.empty(p.shape, FLOAT32)
+        queue.launch("softmax_backward", vector, p, 1, result)
+        del vector
+        # The derivative of z is a factor twice, as its square may exceed the range of float32.
+        matrices.multiply(queue, result, used.of(self._chained(a)))
+        if means is not None:
+            queue.launch("inplace_mul", p, queue.reshaped(means, (p.shape[0], 1)))
+            matrices.multiply(queue, p, used.of(self._chained(c)))
+            queue.launch("inplace_add", result, p)
+        del p
+        if softcap is not None:
+            queue.launch("inplace_mul", result, slope)
+        if (factor := self._slope) is not None:
+            matrices.multiply(queue, result, factor if isinstance(factor, float) else used.of(factor))
+        if softcap is not None:
+            queue.launch("inplace_add", result, gradient)
+        return self._restored(used, cast(queue, result, self._dtype))
+
+    def _curvature(self) -> tuple[Any, Any, Any]:
+        """Return ``a``, the gradient of the squared lse with respect to the lse, and ``c``, as the module names them.
+
+        The last two are None without the squared lse.
+        """
+        b = c = None
+        if self.a["lse_square_scale"]:
+            c = self.without_ignored(self._square_curvature())
+            b = self._square_gradient(self.rows.vector(self._lse), c)
+        return self.without_ignored(_total(self.factor_of_p(), b)), b, c
+
+    def _vector(self, used: Rows) -> DeviceArray:
+        """Return some rows of the vector in float32, rounded to the dtype of the logits first."""
+        there = self.logits.put(self.a["vector"], used, self._dtype)
+        return cast(self.queue, cast(self.queue, there, self._dtype), FLOAT32)
+
+    def _terms_of_cap(
+        self, used: Rows, softcap: Any, of_targets: Any, terms: SoftmaxTerms, e: Any
+    ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+        """Return p, the derivative ``1 - tanh**2`` of a softcap, and the gradient with respect to z times z''.
+
+        All are of some rows.
+        """
+        queue = self.queue
+        log_prob, self._log_prob = self._log_prob, None
+        tanh, self._tanh = self._tanh, None
+        assert log_prob is not None, "there are rows"
+        assert tanh is not None, "there is a softcap"
+        log_prob = used.put_from(self.rows, log_prob)
+        gradient = self.gradient(used, of_targets, log_prob, terms)
+        if e is not None:
+            add_shares(queue, gradient, used.of(e), self.class_weight)
+        p = matrices.exponentials(queue, log_prob)
+        del log_prob
+        tanh = used.put_from(self.rows, tanh)
+        queue.launch("inplace_mul", gradient, tanh)
+        slope = matrices.slope_of(queue, tanh)
+        queue.launch("inplace_mul", gradient, slope)  # may be 0, where the next factor may be huge
+        matrices.multiply(queue, gradient, -2 * self._scale / softcap)
+        return p, slope, gradient
 
 
 def losses_of(
@@ -460,6 +583,10 @@ class OneTarget(Loss):
             grad = grad - self.queue.vector(grad_log_prob).reshape(-1)
         return tokens.of_targets(grad), *self.smoothing_terms(self.weights.upstream(divided))
 
+    def factor_of_p(self) -> Any:
+        of_targets, b, _ = self.coefficients()
+        return _total(of_targets, b)
+
     def gradient(self, used: Rows, of_targets: Any, log_prob: DeviceArray, terms: SoftmaxTerms) -> DeviceArray:
         queue, target = self.queue, self._target
         assert target is not None, "there are rows"
@@ -482,7 +609,7 @@ class _SeveralTargets(Loss):
         self._weighted_sum: Any = None  # of log-probabilities times class weights
 
     def of_logits(self) -> DeviceArray | None:
-        queue, log_prob = self.queue, self.all_log_probs()
+        queue, log_prob = self.queue, self.of_all_classes("log_softmax")
         self._places = self.rows.put(self._targets.places)
         self._taken = queue.empty(self._places.shape, FLOAT32)
         queue.launch("gather", log_prob, self._places, self._taken)
@@ -518,6 +645,9 @@ class _SeveralTargets(Loss):
         b, e = self.smoothing_terms(upstream)
         return grad, _total(b, grad.sum(1)), e
 
+    def factor_of_p(self) -> Any:
+        return self.coefficients()[1]
+
     def gradient(self, used: Rows, of_targets: Any, log_prob: DeviceArray, terms: SoftmaxTerms) -> DeviceArray:
         queue, places = self.queue, self._places
         assert places is not None, "there are rows"
@@ -540,7 +670,7 @@ class _AllClasses(Loss):
 
     def of_logits(self) -> DeviceArray | None:
         queue = self.queue
-        log_prob = matrices.finite(queue, self.all_log_probs(), matrices.LOWEST)
+        log_prob = matrices.finite(queue, self.of_all_classes("log_softmax"), matrices.LOWEST)
         labels = self._labels()
         of_infinite = matrices.weights_of(queue, log_prob, matrices.LOWEST, labels)
         sums = row_sums(queue, labels)
@@ -573,10 +703,20 @@ class _AllClasses(Loss):
         raise AssertionError("probabilities of all classes have no targets")
 
     def coefficients(self) -> tuple[Any, Any, Any]:
-        xp = self.queue.xp
-        grad = self.weights.upstream(self.weights.divided_upstream())
-        grad = xp.broadcast_to(grad, (self.logits.rows,))
-        return grad, xp.where(grad == 0, 0, grad * (self.rows.vector(self._sums) - 1)), None
+        grad = self._upstream()
+        return grad, self.queue.xp.where(grad == 0, 0, grad * (self.rows.vector(self._sums) - 1)), None
+
+    def of_targets_alone(self) -> None:
+        self._sums = row_sums(self.queue, self._labels())
+
+    def factor_of_p(self) -> Any:
+        grad = self._upstream()
+        return self.queue.xp.where(grad == 0, 0, grad * self.rows.vector(self._sums))
+
+    def _upstream(self) -> Any:
+        """Return the upstream gradients of the rows."""
+        upstream = self.weights.upstream(self.weights.divided_upstream())
+        return self.queue.xp.broadcast_to(upstream, (self.logits.rows,))
 
     def gradient(self, used: Rows, of_targets: Any, log_prob: DeviceArray, terms: SoftmaxTerms) -> DeviceArray:
         queue, difference = self.queue, self._difference
@@ -588,17 +728,43 @@ class _AllClasses(Loss):
         return difference
 
 
-def cross_entropy(queue: Queue, call: Call) -> Results:
-    """Compute the loss and its gradient."""
+def _loss_of(queue: Queue, call: Call) -> Loss:
+    """Return the loss of a call, for its kind of targets."""
     a = call.arguments
     if a["target"].dtype.kind not in "iu":
-        return _AllClasses(queue, call).results()
-    return (OneTarget if a["target_prob"] is None else _SeveralTargets)(queue, call).results()
+        return _AllClasses(queue, call)
+    return (OneTarget if a["target_prob"] is None else _SeveralTargets)(queue, call)
+
+
+def cross_entropy(queue: Queue, call: Call) -> Results:
+    """Compute the loss and its gradient."""
+    return _loss_of(queue, call).results()
+
+
+def cross_entropy_hvp(queue: Queue, call: Call) -> Results:
+    """Compute the product of the Hessian and a vector."""
+    return (_loss_of(queue, call).product(),)
+
+
+def needed_for_product(call: Call) -> tuple[str, ...]:
+    """Return the names of the device's operators that a product of the Hessian and a vector may be made of."""
+    a = call.arguments
+    names = {"Cast", "InplaceAdd", "InplaceCopy", "InplaceMul", "Mul", "SoftmaxBackward"}
+    if a["softcap"] is None:
+        names |= {"Softmax"}
+    if a["lse_square_scale"]:
+        names |= {"LogSumExp", "ReduceSum"}
+    if a["target"].dtype.kind not in "iu":
+        names |= {"ReduceSum"}
+    found = {f"aclnn{name}" for name in names}
+    if a["softcap"] is not None:
+        found |= {*needed(call), "aclnnExp"}
+    return tuple(sorted(found))
 
 
 def needed(call: Call) -> tuple[str, ...]:
-    """Return the names of the device's operators that a call may be made of."""
-    a = call.arguments
+    """Return the names of the device's operators that a loss and its gradient may be made of."""
+    a = WITHOUT_ARGUMENT | call.arguments
     is_dense, has_gradient = a["target"].dtype.kind not in "iu", a["return_grad"]
     is_single = not is_dense and a["target_prob"] is None
     has_entropy = "entropy" in a["outputs"] or a["grad_entropy"] is not None

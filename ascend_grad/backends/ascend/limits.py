@@ -146,7 +146,7 @@ def is_dense(call: Call) -> bool:
 
 def loss_options(call: Call, soc: str) -> Unsupported | None:
     """Return the reason against gradients and options of a loss that the device's operators lack (161002)."""
-    return _options_of(call, call.operator.name.removesuffix("_backward"))
+    return _options_of(call, call.operator.name.removesuffix("_backward").removesuffix("_hvp"))
 
 
 def fused_options(call: Call, soc: str) -> Unsupported | None:
@@ -176,6 +176,11 @@ def of_ids(limit: Limit) -> Limit:
 def of_several_ids(limit: Limit) -> Limit:
     """Make the limit for rows with several targets."""
     return lambda call, soc: None if call.arguments["target_prob"] is None else limit(call, soc)
+
+
+def with_softcap(limit: Limit) -> Limit:
+    """Make the limit for products of the Hessian that need the gradient of the loss."""
+    return lambda call, soc: None if call.arguments["softcap"] is None else limit(call, soc)
 
 
 def compared_classes(call: Call, soc: str) -> tuple[int, int]:
@@ -208,6 +213,10 @@ EVERYWHERE = only_on("910", "910B", "910_93", "310P", "950")
 
 #: The limit of products in float32.
 WITH_PRODUCTS = only_on("910B", "910_93", "950")
+
+#: The limits of the operators for ids, which compute losses and gradients.
+WITH_IDS = of_ids(only_on("910B", "910_93", "950", operator="the operator of ids"))
+WITH_SEVERAL_IDS = of_several_ids(documented_on("910B", "910_93"))
 
 #: Operators whose rows have the same bits whatever other rows there are, at the level of determinism for that.
 ROWS_ALONE = ("softmax", "log_softmax")
@@ -255,10 +264,17 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
     ),
     "cross_entropy": (
         EVERYWHERE,
-        of_ids(only_on("910B", "910_93", "950", operator="the operator of ids")),
-        of_several_ids(documented_on("910B", "910_93")),
+        WITH_IDS,
+        WITH_SEVERAL_IDS,
         loss_options,
         at_most("classes for predicted and correct", compared_classes),
+        dtype("input", *FLOATS),
+    ),
+    "cross_entropy_hvp": (
+        EVERYWHERE,
+        with_softcap(WITH_IDS),
+        with_softcap(WITH_SEVERAL_IDS),
+        loss_options,
         dtype("input", *FLOATS),
     ),
     "linear_cross_entropy": (WITH_PRODUCTS, loss_options, dtype("input", *FLOATS)),
@@ -284,6 +300,14 @@ FUSED_LIMITS: dict[str, tuple[Limit, ...]] = {
         vocabulary,
         at_most("H", dim("H", 65535), asks_device=True),
     ),
+}
+
+
+#: The functions that name the device's operators of a call, for functions that are made of several in one way.
+NEEDED: dict[str, Callable[[Call], tuple[str, ...]]] = {
+    "cross_entropy": cross_entropy.needed,
+    "cross_entropy_hvp": cross_entropy.needed_for_product,
+    "linear_top_k": top_k.needed,
 }
 
 
@@ -316,7 +340,7 @@ def needed(call: Call, state: State) -> tuple[str, ...]:
         return (call.operator.device_name,)
     if call.operator.name in FUSED_LIMITS:
         return _fused_needed(call) if is_fused(call, state) else linear_blocks.needed(call)
-    return (top_k if call.operator.name == "linear_top_k" else cross_entropy).needed(call)
+    return NEEDED[call.operator.name](call)
 
 
 def _first_absent(names: Iterable[str], state: State) -> str | None:

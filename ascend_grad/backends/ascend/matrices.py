@@ -152,9 +152,14 @@ def multiply(queue: Queue, matrix: DeviceArray, factor: Any) -> None:
         queue.launch("inplace_mul", matrix, number(queue, factor))
 
 
-def multiply_by_slope(queue: Queue, matrix: DeviceArray, tanh: DeviceArray) -> None:
-    """Multiply a matrix by ``1 - tanh**2`` in place."""
+def slope_of(queue: Queue, tanh: DeviceArray) -> DeviceArray:
+    """Return ``1 - tanh**2``."""
     slope = product(queue, tanh, tanh)
     multiply(queue, slope, -1.0)
     queue.launch("inplace_add", slope, number(queue, 1.0))
-    queue.launch("inplace_mul", matrix, slope)
+    return slope
+
+
+def multiply_by_slope(queue: Queue, matrix: DeviceArray, tanh: DeviceArray) -> None:
+    """Multiply a matrix by ``1 - tanh**2`` in place."""
+    queue.launch("inplace_mul", matrix, slope_of(queue, tanh))

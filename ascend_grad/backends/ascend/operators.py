@@ -14,7 +14,7 @@ import numpy as np
 from ..._call import Call
 from . import limits, linear_blocks, quirks, runtime
 from .array import DeviceArray, Origin
-from .cross_entropy import cross_entropy
+from .cross_entropy import cross_entropy, cross_entropy_hvp
 from .queue import FLOAT32, Queue, Results
 from .tokens import NAN, Tokens
 from .top_k import linear_top_k
@@ -214,5 +214,6 @@ OPERATORS: dict[str, Callable[[Queue, Call], Results]] = {
     "linear_cross_entropy": _linear_cross_entropy,
     "linear_cross_entropy_backward": _linear_cross_entropy_backward,
     "cross_entropy": cross_entropy,
+    "cross_entropy_hvp": cross_entropy_hvp,
     "linear_top_k": linear_top_k,
 }

@@ -37,7 +37,7 @@ import numpy as np
 
 from ... import arrays
 from ..._call import Call
-from ...operators.table import CROSS_ENTROPY, ROWWISE
+from ...operators.table import LOSSES, ROWWISE
 from .array import DeviceArray
 
 
@@ -51,7 +51,7 @@ def computing_dtype(call: Call) -> np.dtype | None:
 
 def is_empty(call: Call) -> bool:
     """Return whether an array of the call has no elements (Q7)."""
-    of_logits = call.operator in (*ROWWISE, CROSS_ENTROPY)
+    of_logits = call.operator in (*ROWWISE, *LOSSES)
     return 0 in call.arrays[0].shape if of_logits else 0 in call.dims.values()
 
 
