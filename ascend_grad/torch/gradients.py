@@ -10,7 +10,7 @@ from torch.autograd import Function, forward_ad
 
 from ..operators.options import OUTPUTS
 from .operators import apply, register, register_gradient
-from .tensors import are_plain, are_readable
+from .tensors import are_plain, are_readable, are_transforms_active
 
 
 def second_order_error(operator: str) -> RuntimeError:
@@ -21,7 +21,7 @@ def second_order_error(operator: str) -> RuntimeError:
 def is_differentiated() -> bool:
     """Return whether the results of a backward pass may be differentiated, in reverse or in forward mode."""
     # The level of forward mode, -1 for none, is a private variable of torch. Without it, the slower path is taken.
-    return torch.is_grad_enabled() or getattr(forward_ad, "_current_level", 0) >= 0
+    return torch.is_grad_enabled() or getattr(forward_ad, "_current_level", 0) >= 0 or are_transforms_active()
 
 
 def moving_arguments(
@@ -96,11 +96,9 @@ class _Zero(Function):
 
     @staticmethod
     def forward(*arguments):
-        return (
-            torch.zeros_like(arguments[0])
-            if are_plain(arguments)
-            else getattr(torch.ops.ascend_grad, _ZERO)(*arguments)
-        )
+        if not are_plain(arguments):
+            return getattr(torch.ops.ascend_grad, _ZERO)(*arguments)
+        return torch.zeros_like(arguments[0])
 
     @staticmethod
     def setup_context(ctx, inputs, output):

@@ -86,7 +86,8 @@ def register_gradient(name: str, function: type[Function]) -> None:
 
 def saved_primals(ctx: Any) -> list[torch.Tensor | None]:
     """Return the tensors that a function saved for forward mode, without the tangents of this differentiation."""
-    return [None if each is None else unpack_dual(each).primal for each in ctx.saved_tensors]
+    # torch has one level, 0. Its compiler does not set the level that `unpack_dual` takes by default.
+    return [None if each is None else unpack_dual(each, level=0).primal for each in ctx.saved_tensors]
 
 
 def apply(function: type[Function], *arguments: Any) -> Any:
