@@ -9,6 +9,7 @@ import torch
 from torch.autograd import Function, forward_ad
 
 from ..operators.options import OUTPUTS
+from .loss_operators import ROWS_OF
 from .operators import apply, register, register_gradient
 from .tensors import are_plain, are_readable, are_transforms_active
 
@@ -16,6 +17,10 @@ from .tensors import are_plain, are_readable, are_transforms_active
 def second_order_error(operator: str) -> RuntimeError:
     """Return the error of a gradient that is differentiated."""
     return RuntimeError(f"{operator}: the gradient cannot be differentiated once more (create_graph=True)")
+
+
+#: Names of tensors for users, where the schemas of the losses have others.
+_NAMES = {"class_weight": "weight", **{rows: name for name, rows in ROWS_OF.items()}}
 
 
 def is_differentiated() -> bool:
@@ -35,8 +40,8 @@ def moving_arguments(
     for name in moving:
         if name not in differentiable:
             message = "the loss has no gradient for it, got a tensor with a tangent of forward-mode differentiation"
-            raise NotImplementedError(f"{operator}: {name}: {message}")
-    outputs = [name for name in problem["outputs"] if OUTPUTS[name].has_gradient]
+            raise NotImplementedError(f"{operator}: {_NAMES.get(name, name)}: {message}")
+    outputs = [name for name in problem["outputs"] if OUTPUTS[name].has_gradient or name == "prob"]
     if moving and outputs:
         message = f"forward-mode derivatives of {' and '.join(outputs)} are not supported"
         raise NotImplementedError(f"{operator}: outputs: {message}")
