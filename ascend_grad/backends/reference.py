@@ -89,7 +89,43 @@ def _run_rowwise(call: Call) -> np.ndarray:
 # Everything is computed before anything is written, so an out may overlap the inputs.
 
 
-def _wide(array: np.ndarray) -> np.ndarray:
+class _Nonzeros:
+    """Rows of a sparse input, which multiply as matrices do, but for elements that are not stored: these add nothing."""
+
+    __array_ufunc__ = None  # products with arrays call __rmatmul__
+
+    def __init__(self, data: np.ndarray, columns: np.ndarray, starts: np.ndarray, width: int):
+        self._data, self._columns, self._starts = data, columns, starts
+        self.shape, self.dtype = (len(starts) - 1, width), data.dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: np.ndarray) -> _Nonzeros:
+        begins, counts = self._starts[rows], np.diff(self._starts)[rows]
+        starts = np.append(0, np.cumsum(counts))
+        places = np.arange(starts[-1]) + np.repeat(begins - starts[:-1], counts)
+        return _Nonzeros(self._data[places], self._columns[places], starts, self.shape[1])
+
+    def _sums(self, factors: np.ndarray, of: np.ndarray, to: np.ndarray, count: int) -> np.ndarray:
+        """Return sums of the elements times the factors `of` them, which are added up `to` places, for each row."""
+        data = self._data.astype(np.float64)
+        return np.reshape([np.bincount(to, data * each[of], count) for each in factors], (len(factors), count))
+
+    def __matmul__(self, other: np.ndarray) -> np.ndarray:
+        return self._sums(other.T, self._columns, self._rows, len(self)).T
+
+    def __rmatmul__(self, other: np.ndarray) -> np.ndarray:
+        return self._sums(other, self._rows, self._columns, self.shape[1])
+
+    @property
+    def _rows(self) -> np.ndarray:
+        return np.repeat(np.arange(len(self)), np.diff(self._starts))
+
+
+def _wide(array: Any) -> Any:
+    if isinstance(array, _Nonzeros):
+        return array
     return np.require(array, np.float64, ["C", "A"])  # other layouts are multiplied without BLAS, in another order
 
 
@@ -321,8 +357,9 @@ class _LayerLoss(_Loss):
         arguments["target"] = _targets(arguments["target"], input)
         super().__init__(arguments, len(input), len(weight))
         self._input, self._weight = input, _wide(weight)
-        shapes = {"input_grad": input.shape, "weight_grad": weight.shape, "bias_grad": weight.shape[:1]}
+        shapes = {"weight_grad": weight.shape, "bias_grad": weight.shape[:1]}
         self.gradients = {name: np.zeros(shape) for name, shape in shapes.items()}
+        self.gradients["input_grad"] = None if isinstance(input, _Nonzeros) else np.zeros(input.shape)
 
     def chunks(self):
         for rows in _chunks(np.flatnonzero(self.counted), len(self._weight)):
@@ -330,7 +367,8 @@ class _LayerLoss(_Loss):
             yield rows, *_logits(products, self._input.dtype, self.temperature[rows], self._a)
 
     def add(self, rows, gradient):
-        self.gradients["input_grad"][rows] = gradient @ self._weight
+        if not isinstance(self._input, _Nonzeros):
+            self.gradients["input_grad"][rows] = gradient @ self._weight
         self.gradients["weight_grad"] += gradient.T @ _wide(self._input[rows])
         self.gradients["bias_grad"] += gradient.sum(axis=0)
 
@@ -554,5 +592,6 @@ def _run(call: Call) -> Any:
 
 def run(call: Call, threads: int) -> Any:
     if call.sparse is not None:
-        call = call.with_arguments({**call.arguments, "input": call.sparse.toarray(call.operator.name)})
+        input = _Nonzeros(*call.sparse.parts(call.operator.name), call.sparse.shape[1])
+        call = call.with_arguments({**call.arguments, "input": input})
     return _run_rowwise(call) if call.operator in ROWWISE else _run(call)

@@ -469,6 +469,7 @@ LINEAR_CROSS_ENTROPY_HVP = Operator(
     f"input weight target vector vector_bias {_HESSIAN_PARAMETERS}",
     family="linear",
     kernels="hvp",
+    sparse="input",
     arrays="input weight target vector",
     mixes=f"target vector_bias {arrays_among(_HESSIAN_PARAMETERS)}",
     optional=f"vector_bias {arrays_among(_HESSIAN_PARAMETERS)}",
