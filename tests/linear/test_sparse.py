@@ -32,6 +32,7 @@ from sparse_samples import (
 import ascend_grad as ag
 
 LOSS, BACKWARD = "linear_cross_entropy", "linear_cross_entropy_backward"
+PRODUCT = "linear_cross_entropy_hvp"
 
 #: Numbers of classes around the vectors of every instruction set, and more than registers hold.
 SHAPES = tuple(Shape(rows, classes, 30) for rows, classes in (
@@ -404,7 +405,7 @@ def test_the_npu_takes_no_sparse_arrays(device):
 
 
 @pytest.mark.parametrize("what", ["rows", "columns", "classes"])
-@pytest.mark.parametrize("function", [LOSS, BACKWARD, "linear_cross_entropy_hvp"])
+@pytest.mark.parametrize("function", [LOSS, BACKWARD, PRODUCT])
 def test_sizes_that_fit_no_memory(function, what):
     """Arrays whose elements repeat have any size. The sizes of buffers overflow nothing, and no loop takes for ever."""
     x, w, target = scipy.sparse.csr_array((2, 3), dtype=np.float32), np.ones((4, 3), np.float32), np.zeros(2, np.int8)
@@ -443,16 +444,14 @@ def test_explain_and_workspace():
 
 @pytest.mark.parametrize("start", [0, 2**40])
 @pytest.mark.parametrize("dtype", ["uint8", "int64"])
-@pytest.mark.parametrize("function", [LOSS, "linear_cross_entropy_hvp"])
-def test_the_workspace_covers_shifted_ids(function, dtype, start):
+@pytest.mark.parametrize(("function", "is_sparse"), [(LOSS, True), (PRODUCT, True), (PRODUCT, False)])
+def test_the_workspace_covers_shifted_ids(function, is_sparse, dtype, start):
     """Ids are copied if they do not begin with 0; those that begin beyond their dtype are all ignored."""
     x = np.ones((200_000, 4), np.float32)
     arguments: dict[str, Any] = {"weight": np.ones((3, 4), np.float32), "target": np.full(len(x), 1, dtype)}
-    arguments |= {"ignore_index": 1 if start > 3 else -100, "vocab_start_index": start}
-    if function == LOSS:
-        arguments |= {"input": scipy.sparse.csr_array(x), "workspace_bytes": 4 << 20, "num_threads": 1}
-    else:
-        arguments |= {"input": x, "vector": np.ones((3, 4), np.float32), "num_threads": 1}
+    arguments |= {"ignore_index": 1 if start > 3 else -100, "vocab_start_index": start, "num_threads": 1}
+    arguments |= {"input": scipy.sparse.csr_array(x) if is_sparse else x}
+    arguments |= {"workspace_bytes": 4 << 20} if function == LOSS else {"vector": np.ones((3, 4), np.float32)}
     getattr(ag, function)(**arguments)
     tracemalloc.start()
     getattr(ag, function)(**arguments)
