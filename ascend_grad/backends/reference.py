@@ -357,6 +357,8 @@ class _LayerLoss(_Loss):
         arguments["target"] = _targets(arguments["target"], input)
         super().__init__(arguments, len(input), len(weight))
         self._input, self._weight = input, _wide(weight)
+        #: What the gradient with respect to the logits is multiplied by.
+        self.factors = {"input": self._weight, "weight": input}
         shapes = {"weight_grad": weight.shape, "bias_grad": weight.shape[:1]}
         self.gradients = {name: np.zeros(shape) for name, shape in shapes.items()}
         self.gradients["input_grad"] = None if isinstance(input, _Nonzeros) else np.zeros(input.shape)
@@ -367,9 +369,9 @@ class _LayerLoss(_Loss):
             yield rows, *_logits(products, self._input.dtype, self.temperature[rows], self._a)
 
     def add(self, rows, gradient):
-        if not isinstance(self._input, _Nonzeros):
-            self.gradients["input_grad"][rows] = gradient @ self._weight
-        self.gradients["weight_grad"] += gradient.T @ _wide(self._input[rows])
+        if self.gradients["input_grad"] is not None:
+            self.gradients["input_grad"][rows] = gradient @ self.factors["input"]
+        self.gradients["weight_grad"] += gradient.T @ _wide(self.factors["weight"][rows])
         self.gradients["bias_grad"] += gradient.sum(axis=0)
 
     def products(self, vectors):
@@ -454,15 +456,35 @@ def cross_entropy_hvp(input, axis, **arguments):
     return loss.full_results(input, axis)
 
 
-def linear_cross_entropy_hvp(input, weight, vector, vector_bias, **arguments):
+def _direction(vector, like):
+    """Return a vector, rounded to the dtype of an array of its shape. None: zeros."""
+    return np.zeros(like.shape) if vector is None else _wide(vector.astype(arrays.native(like.dtype), copy=False))
+
+
+def linear_cross_entropy_hvp(input, weight, vector, vector_bias, vector_input, **arguments):
     loss = _LayerLoss(input, weight, arguments)
-    along = _wide(vector.astype(arrays.native(weight.dtype), copy=False)).T
+    along, of_weight = _direction(vector, weight), _wide(weight)
     moved = 0.0 if vector_bias is None else _wide(vector_bias)
+    of_input = None if vector_input is None else _direction(vector_input, input)
+
+    def changes(rows):
+        further = 0.0 if of_input is None else of_input[rows] @ of_weight.T
+        return [_wide(input[rows]) @ along.T + moved + further]
+
     weight_product, bias_product = np.zeros(weight.shape), np.zeros(len(weight))
-    for rows, (product,) in loss.products(lambda rows: [_wide(input[rows]) @ along + moved]):
+    input_product = None if of_input is None else np.zeros(input.shape)
+    for rows, (product,) in loss.products(changes):
         weight_product += product.T @ _wide(input[rows])
         bias_product += product.sum(axis=0)
-    return {"weight_product": weight_product, "bias_product": bias_product}
+        if input_product is not None:
+            input_product[rows] = product @ of_weight
+    if of_input is not None:
+        loss.factors = {"input": along, "weight": of_input}
+        for rows, z, slope in loss.chunks():
+            loss.add_gradients(rows, loss_reference.RowStatistics(z), slope)
+        weight_product += loss.gradients["weight_grad"]
+        input_product += loss.gradients["input_grad"]
+    return {"weight_product": weight_product, "bias_product": bias_product, "input_product": input_product}
 
 
 def linear_cross_entropy_hessian(input, weight, **arguments):
