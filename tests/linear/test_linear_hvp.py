@@ -532,7 +532,9 @@ def test_any_structure(data):
     x = data.draw(structures())
     rows, columns = x.shape
     classes = data.draw(st.integers(1, 20))
-    arguments = call_of("structures", (rows, columns, classes), "float64", {"reduction": "sum", "label_smoothing": 0.1})
+    options = {"reduction": "sum", "label_smoothing": 0.1}
+    arguments = call_of("structures", (rows, max(columns, 1), classes), "float64", options)
+    arguments |= {name: arguments[name][:, :columns] for name in ("weight", "vector")}
     right = right_product(arguments | {"input": dense_copy(x)})
     for backend in ("cpu", "reference"):
         for threads in (1, 3):
@@ -603,7 +605,7 @@ def test_the_dense_product_gives_the_same(dtype, classes, where, value):
     if where == "vector_bias":  # the product of the bias has no factors of the input
         arguments["input"][::3] = 0
         expected, result = (ag.linear_cross_entropy_hvp(**each) for each in (arguments, sparse(arguments)))
-        assert_equal_but_for_rounding(result[1:], expected[1:], dtype)
+        assert_equal_but_for_rounding(result[1:2], expected[1:2], dtype)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
