@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from .errors import ParamInvalidError, ParamTypeError
 
+#: The number of elements that no array of float64 has.
+MOST_ELEMENTS = 2**60
+
 
 class SparseRows:
     """A sparse matrix as rows of nonzeros (CSR), in native byte order. `check` looks at its elements.
@@ -32,7 +35,10 @@ class SparseRows:
         if matrix.format != "csr":  # SciPy's conversion of a wrong structure could read beyond its arrays
             message = f"{name}: expected a sparse array in CSR format, got {matrix.format}; pass {name}.tocsr()"
             raise ParamTypeError(message, operator=operator)
-        self.shape = int(matrix.shape[0]), int(matrix.shape[1])
+        self.shape = rows, columns = int(matrix.shape[0]), int(matrix.shape[1])
+        if max(rows + 1, rows * columns) >= MOST_ELEMENTS:  # more than NumPy has numbers for the bytes of
+            expected = "a sparse array of fewer than 2**60 elements, stored or not, and rows"
+            raise ParamInvalidError(f"{name}: expected {expected}, got shape {self.shape}", operator=operator)
         parts: list[Any] = [getattr(matrix, each, None) for each in ("data", "indices", "indptr")]
         if not all(isinstance(each, np.ndarray) and each.ndim == 1 for each in parts) or any(
             each.dtype.kind not in "iu" for each in parts[1:]
@@ -76,18 +82,15 @@ class SparseRows:
         """Raise the error about the column of an element."""
         _refuse(f"with a column index outside [0, {self.shape[1]})", operator)
 
-    def toarray(self, operator: str) -> NDArray:
-        """Return the elements as a dense array. Elements of one place are added up."""
+    def parts(self, operator: str) -> tuple[NDArray, NDArray, NDArray]:
+        """Return the elements that `starts` uses, their columns, and `starts`. The structure is checked."""
         starts = self.starts
         if starts[0] != 0 or starts[-1] > self.nonzeros or (np.diff(starts) < 0).any():
             self.refuse_starts(operator)
-        indices = self.indices[: starts[-1]]
+        data, indices = self.data[: starts[-1]], self.indices[: starts[-1]]
         if len(indices) and (indices.min() < 0 or indices.max() >= self.shape[1]):
             self.refuse_columns(operator)
-        dense = np.zeros(self.shape, self.data.dtype)
-        rows = np.repeat(np.arange(self.shape[0]), np.diff(starts))
-        np.add.at(dense, (rows, indices), self.data[: starts[-1]])
-        return dense
+        return data, indices, starts
 
 
 def _refuse(reason: str, operator: str) -> None:

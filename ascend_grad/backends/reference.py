@@ -89,7 +89,43 @@ def _run_rowwise(call: Call) -> np.ndarray:
 # Everything is computed before anything is written, so an out may overlap the inputs.
 
 
-def _wide(array: np.ndarray) -> np.ndarray:
+class _Nonzeros:
+    """Rows of a sparse input, which multiply as matrices do, but that elements that are not stored add nothing."""
+
+    __array_ufunc__ = None  # products with arrays call __rmatmul__
+
+    def __init__(self, data: np.ndarray, columns: np.ndarray, starts: np.ndarray, width: int):
+        self._data, self._columns, self._starts = data, columns, starts
+        self.shape, self.dtype = (len(starts) - 1, width), data.dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: np.ndarray) -> _Nonzeros:
+        begins, counts = self._starts[rows], np.diff(self._starts)[rows]
+        starts = np.append(0, np.cumsum(counts))
+        places = np.arange(starts[-1]) + np.repeat(begins - starts[:-1], counts)
+        return _Nonzeros(self._data[places], self._columns[places], starts, self.shape[1])
+
+    def _sums(self, factors: np.ndarray, of: np.ndarray, to: np.ndarray, count: int) -> np.ndarray:
+        """Return sums of the elements times the factors `of` them, which are added up `to` places, for each row."""
+        data = self._data.astype(np.float64)
+        return np.reshape([np.bincount(to, data * each[of], count) for each in factors], (len(factors), count))
+
+    def __matmul__(self, other: np.ndarray) -> np.ndarray:
+        return self._sums(other.T, self._columns, self._rows, len(self)).T
+
+    def __rmatmul__(self, other: np.ndarray) -> np.ndarray:
+        return self._sums(other, self._rows, self._columns, self.shape[1])
+
+    @property
+    def _rows(self) -> np.ndarray:
+        return np.repeat(np.arange(len(self)), np.diff(self._starts))
+
+
+def _wide(array: Any) -> Any:
+    if isinstance(array, _Nonzeros):
+        return array
     return np.require(array, np.float64, ["C", "A"])  # other layouts are multiplied without BLAS, in another order
 
 
@@ -323,8 +359,9 @@ class _LayerLoss(_Loss):
         self._input, self._weight = input, _wide(weight)
         #: What the gradient with respect to the logits is multiplied by.
         self.factors = {"input": self._weight, "weight": input}
-        shapes = {"input_grad": input.shape, "weight_grad": weight.shape, "bias_grad": weight.shape[:1]}
+        shapes = {"weight_grad": weight.shape, "bias_grad": weight.shape[:1]}
         self.gradients = {name: np.zeros(shape) for name, shape in shapes.items()}
+        self.gradients["input_grad"] = None if isinstance(input, _Nonzeros) else np.zeros(input.shape)
 
     def chunks(self):
         for rows in _chunks(np.flatnonzero(self.counted), len(self._weight)):
@@ -332,7 +369,8 @@ class _LayerLoss(_Loss):
             yield rows, *_logits(products, self._input.dtype, self.temperature[rows], self._a)
 
     def add(self, rows, gradient):
-        self.gradients["input_grad"][rows] = gradient @ self.factors["input"]
+        if self.gradients["input_grad"] is not None:
+            self.gradients["input_grad"][rows] = gradient @ self.factors["input"]
         self.gradients["weight_grad"] += gradient.T @ _wide(self.factors["weight"][rows])
         self.gradients["bias_grad"] += gradient.sum(axis=0)
 
@@ -433,11 +471,13 @@ def linear_cross_entropy_hvp(input, weight, vector, vector_bias, vector_input, *
         further = 0.0 if of_input is None else of_input[rows] @ of_weight.T
         return [_wide(input[rows]) @ along.T + moved + further]
 
-    weight_product, bias_product, input_product = np.zeros(weight.shape), np.zeros(len(weight)), np.zeros(input.shape)
+    weight_product, bias_product = np.zeros(weight.shape), np.zeros(len(weight))
+    input_product = None if of_input is None else np.zeros(input.shape)
     for rows, (product,) in loss.products(changes):
         weight_product += product.T @ _wide(input[rows])
         bias_product += product.sum(axis=0)
-        input_product[rows] = product @ of_weight
+        if input_product is not None:
+            input_product[rows] = product @ of_weight
     if of_input is not None:
         loss.factors = {"input": along, "weight": of_input}
         for rows, z, slope in loss.chunks():
@@ -557,8 +597,11 @@ def _result(spec: ResultSpec, out: np.ndarray | None) -> np.ndarray:
 
 def _run(call: Call) -> Any:
     """Compute the results of a linear operator or of a loss."""
+    arguments, operator = call.arguments, call.operator.name
+    if call.sparse is not None:
+        arguments = {**arguments, "input": _Nonzeros(*call.sparse.parts(operator), call.sparse.shape[1])}
     with np.errstate(all="ignore"):
-        values = globals()[call.operator.name](**call.arguments)
+        values = globals()[operator](**arguments)
     if isinstance(values, dict):
         values = [values[name] for name in call.operator.results]
     results = []
@@ -573,6 +616,4 @@ def _run(call: Call) -> Any:
 
 
 def run(call: Call, threads: int) -> Any:
-    if call.sparse is not None:
-        call = call.with_arguments({**call.arguments, "input": call.sparse.toarray(call.operator.name)})
     return _run_rowwise(call) if call.operator in ROWWISE else _run(call)

@@ -158,6 +158,10 @@ def linear_cross_entropy_hvp(
     other cases the logits of a block take at most about 2 MiB, or as much memory as the weight in the dtype of sums.
     The sums take as much again, and in float64.
 
+    A product with a sparse `input` takes time in proportion to the nonzeros, and no dense copy of it. Weight and vector
+    are copied once, transposed, and the product is computed in a third copy. Elements that are not stored multiply
+    nothing, neither a vector nor a :math:`P` that is infinite or NaN. In a dense input, 0 times infinity is NaN.
+
     Examples
     --------
     >>> import numpy as np
@@ -208,6 +212,8 @@ def linear_cross_entropy_hessian(
 
     Parameters
     ----------
+    input : array_like, shape (..., H)
+        The layer's input, as in `linear_cross_entropy`, but no sparse array.
     weight : array_like, shape (V, H)
         The layer's weight, of the dtype of `input`. The Hessian has :math:`(V H)^2` elements.
     target : array_like of any integer dtype, shape (BT,), or (BT, K) with `target_prob`; or floating, shape (BT, V)

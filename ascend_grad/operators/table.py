@@ -476,6 +476,7 @@ LINEAR_CROSS_ENTROPY_HVP = Operator(
     f"input weight target vector vector_bias vector_input {_HESSIAN_PARAMETERS}",
     family="linear",
     kernels="hvp",
+    sparse="input",
     arrays="input weight target",
     mixes=f"target vector_bias {arrays_among(_HESSIAN_PARAMETERS)}",
     optional=f"vector vector_bias vector_input {arrays_among(_HESSIAN_PARAMETERS)}",

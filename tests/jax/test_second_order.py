@@ -27,7 +27,7 @@ PROBLEMS: tuple[tuple[tuple[int, ...], int, Any], ...] = (
     ((4, 6), -1, "float32"),
 )
 SMALL = ((3, 4), -1, 0)
-TWICE = "cross_entropy: the gradient cannot be differentiated once more"
+TWICE = "cross_entropy: the gradient cannot be differentiated twice"
 
 
 @pytest.fixture(autouse=True)

@@ -5,14 +5,29 @@ The products may also be of the Hessian with respect to the input.
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
 import cross_entropy_oracles
 import numpy as np
 import pytest
+import scipy.sparse
 from cross_entropy_oracles import GAPS, LONG, OPTIONS_OF_SECOND_ORDER, near_certain, random_arguments
+from hypothesis import given
+from hypothesis import strategies as st
 from samples import DTYPES, assert_identical, generator
+from sparse_samples import (
+    FLOATS,
+    dense_copy,
+    random_matrix,
+    sparse,
+    structures,
+    times,
+    transposed_times,
+    ways,
+    with_zeros,
+)
 
 import ascend_grad as ag
 
@@ -435,3 +450,259 @@ def test_a_sparse_input_with_a_vector_for_it_is_refused():
         for backend in ("cpu", "reference"):
             with pytest.raises(ag.AscendGradError, match="linear_cross_entropy_hvp: input: expected"):
                 ag.linear_cross_entropy_hvp(**wrong, vector_input=VALID["input"], backend=backend)
+
+
+# ---- sparse inputs ---------------------------------------------------------------------------------------------------
+
+#: The arrays of the layer that a sparse input leaves, and the parts of a vector that belong to them.
+OF_LAYER = {name: VECTORS[name] for name in ("weight", "bias")}
+
+
+def sparse_calls(key: object, shape: tuple[int, int, int], dtype: str) -> Iterator[tuple[dict[str, Any], Products]]:
+    """Yield calls with a sparse input and every option, and the right products; every other call has no bias."""
+    for number, arguments in enumerate(calls(key, shape, dtype)):
+        filled = with_zeros(without_bias(arguments) if number % 2 else arguments)
+        yield sparse(filled), right_product(filled)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_sparse_inputs_with_every_option(shape, dtype, cpu_engines):
+    for number, (arguments, right) in enumerate(sparse_calls("sparse", shape, dtype)):
+        for engine in cpu_engines():
+            result = engine.call("linear_cross_entropy_hvp", **arguments)
+            assert_right(result, right, DTYPES[dtype], f"{engine.name} {number}")
+            assert (result.bias_product is None) == ("bias" not in arguments)
+
+
+@pytest.mark.parametrize("shape", SHAPES[:5])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_reference_of_sparse_inputs(shape, dtype):
+    for arguments, right in sparse_calls("sparse reference", shape, dtype):
+        assert_right(ag.linear_cross_entropy_hvp(**arguments, backend="reference"), right, DTYPES[dtype])
+
+
+@pytest.mark.parametrize("of_vector", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_vectors_of_every_dtype_and_layout_beside_a_sparse_input(of_vector, dtype):
+    arguments = with_zeros(call_of("sparse vector", (300, 40, 5), dtype, {}))
+    arguments |= {name: arguments[name].astype(DTYPES[of_vector]) for name in OF_LAYER.values()}
+    rounded = arguments | {"vector": arguments["vector"].astype(dtype)}
+    right = ag.linear_cross_entropy_hvp(**sparse(rounded))
+    assert_right(right, right_product(rounded), DTYPES[dtype])
+    v = arguments["vector"]
+    for way in (
+        v,
+        np.asfortranarray(v),
+        np.repeat(v, 2, axis=1)[:, ::2],
+        v[::-1].copy()[::-1],
+        v.astype(v.dtype, copy=True),
+    ):
+        for one, other in zip(ag.linear_cross_entropy_hvp(**sparse(arguments | {"vector": way})), right):
+            assert_same(one, other)
+    if dtype == of_vector:
+        swapped = arguments | {
+            "vector": v.astype(v.dtype.newbyteorder()),
+            "weight": arguments["weight"].astype(f">{dtype[0]}{v.itemsize}"),
+        }
+        for one, other in zip(ag.linear_cross_entropy_hvp(**sparse(swapped)), right):
+            assert_same(one, other)
+
+
+@pytest.mark.parametrize("shape", [(20_000, 50, 3), (3000, 200, 40), (200, 7, 300), (20, 5, 40_000)])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_threads_keep_the_bits_of_sparse_inputs(shape, dtype):
+    for number in (0, 3, 10):
+        arguments = with_zeros(call_of("sparse bits", shape, dtype, OPTIONS_OF_SECOND_ORDER[number]))
+        for call in (sparse(arguments), arguments | {"input": list(ways(arguments["input"]))[2]}):
+            right = ag.linear_cross_entropy_hvp(**call, num_threads=1)
+            for threads in (2, 3, 4):
+                for one, other in zip(ag.linear_cross_entropy_hvp(**call, num_threads=threads), right):
+                    assert_same(one, other)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_forms_of_a_sparse_input(dtype, cpu_engines):
+    arguments = with_zeros(call_of("forms", (300, 40, 5), dtype, {"token_weight": "rows"}))
+    right = right_product(arguments)
+    for engine in cpu_engines():
+        for way in ways(arguments["input"]):
+            for threads in (1, 3):
+                result = engine.call("linear_cross_entropy_hvp", **arguments | {"input": way}, num_threads=threads)
+                assert_right(result, right, DTYPES[dtype])
+
+
+def test_finite_differences_with_a_sparse_input(cpu_engine):
+    for number, arguments in enumerate(calls("sparse differences", (23, 12, 5), "float64")):
+        arguments = sparse(with_zeros(arguments))
+        of_loss, sides = without_vector(arguments), []
+        for step in (-1e-5, 1e-5):
+            moved = {name: of_loss[name] + step * arguments[along] for name, along in OF_LAYER.items()}
+            sides.append(cpu_engine.call("linear_cross_entropy", **of_loss | moved))
+        result = cpu_engine.call("linear_cross_entropy_hvp", **arguments)
+        for name, product in zip(OF_LAYER, result):
+            first, second = (getattr(each, f"{name}_grad") for each in sides)
+            np.testing.assert_allclose(product, (second - first) / 2e-5, atol=1e-8, err_msg=str(number))
+
+
+@given(data=st.data())
+def test_any_structure(data):
+    """Rows and columns may be missing, and elements in any order, several at a place, or zeros."""
+    x = data.draw(structures())
+    rows, columns = x.shape
+    classes = data.draw(st.integers(1, 20))
+    options = {"reduction": "sum", "label_smoothing": 0.1}
+    arguments = call_of("structures", (rows, max(columns, 1), classes), "float64", options)
+    arguments |= {name: arguments[name][:, :columns] for name in ("weight", "vector")}
+    nothing = np.zeros((classes, columns)), np.zeros(classes)
+    right = right_product(arguments | {"input": dense_copy(x)}) if rows else (nothing, nothing)
+    for backend in ("cpu", "reference"):
+        for threads in (1, 3):
+            result = ag.linear_cross_entropy_hvp(**arguments | {"input": x}, backend=backend, num_threads=threads)
+            assert_right(result, right, np.dtype(np.float64), backend)
+
+
+def plain_product(arguments: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the products of the sum of plain losses, where elements that are not stored are no factors."""
+    x = arguments["input"]
+    with np.errstate(all="ignore"):
+        z = times(x, arguments["weight"].T) + arguments["bias"].astype(float)
+        u = times(x, arguments["vector"].T) + arguments["vector_bias"].astype(float)
+        e = np.exp(z - z.max(axis=1, keepdims=True))
+        p = e / e.sum(axis=1, keepdims=True)
+        product = p * (u - (p * u).sum(axis=1, keepdims=True))
+        return transposed_times(x, product).T, product.sum(axis=0)
+
+
+def assert_equal_but_for_rounding(result: Any, right: tuple[np.ndarray, np.ndarray], dtype: str) -> None:
+    """Check results that may be infinite or NaN: both kinds of numbers count as one, and the others are compared."""
+    for one, other in zip(result[:2], right[:2], strict=True):
+        assert np.array_equal(np.isfinite(one), np.isfinite(other))
+        tolerance = 1e-4 if dtype == "float32" else 1e-10
+        finite = [np.where(np.isfinite(each), each, 0) for each in (one, other)]
+        np.testing.assert_allclose(*finite, rtol=tolerance, atol=tolerance * np.abs(finite[1]).max(initial=1))
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("where", ["input", "weight", "bias", "vector", "vector_bias"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_infinite_and_missing_numbers_beside_a_sparse_input(dtype, where, value):
+    """Elements that are not stored multiply nothing, neither an infinite weight nor an infinite derivative.
+
+    Rows 0 and 7 have no elements: they change with the bias alone.
+    """
+    arguments = with_zeros(call_of(("not finite", where), (40, 13, 6), dtype, {"reduction": "sum"}))
+    arguments["target"][:] = np.arange(40) % 6
+    arguments = sparse(arguments)
+    if where == "input":
+        arguments["input"].data[[5, 90]] = value
+    else:
+        arguments[where] = arguments[where].copy()
+        arguments[where].flat[4] = value
+    right = plain_product(arguments)
+    assert np.isfinite(right[0]).any()
+    # A class with a negative infinite logit has the probability 0.
+    assert not np.isfinite(right[1]).all() or (value == -np.inf and where in ("weight", "bias"))
+    for backend in ("cpu", "reference"):
+        for threads in (1, 2):
+            result = ag.linear_cross_entropy_hvp(**arguments, backend=backend, num_threads=threads)
+            assert_equal_but_for_rounding(result, right, dtype)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1e300])
+@pytest.mark.parametrize("where", ["input", "weight", "bias", "vector", "vector_bias"])
+@pytest.mark.parametrize("classes", [3, 90])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_dense_product_gives_the_same(dtype, classes, where, value):
+    """If all elements are stored, or none matters, infinite and missing numbers have the same effect."""
+    arguments = call_of(("as dense", where), (40, 7, classes), dtype, {"token_weight": "rows"})
+    arguments["bias"], arguments["vector_bias"] = (
+        arguments[name].astype(np.float64) for name in ("bias", "vector_bias")
+    )
+    arguments[where] = arguments[where].copy()
+    with np.errstate(over="ignore"):
+        arguments[where].flat[2] = value
+    expected, result = (ag.linear_cross_entropy_hvp(**each) for each in (arguments, sparse(arguments)))
+    assert_equal_but_for_rounding(result, expected, dtype)
+    if where == "vector_bias":  # the product of the bias has no factors of the input
+        arguments["input"][::3] = 0
+        expected, result = (ag.linear_cross_entropy_hvp(**each) for each in (arguments, sparse(arguments)))
+        assert_equal_but_for_rounding(result[1:2], expected[1:2], dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_absent_rows_of_a_sparse_input_may_hold_anything(dtype, cpu_engine):
+    arguments = with_zeros(call_of("sparse absent", (40, 13, 6), dtype, {"token_weight": "rows", "reduction": "sum"}))
+    arguments["token_weight"][3] = 0
+    arguments["target"][5] = -100
+    right = right_product(arguments)
+    for row, value in ((3, np.nan), (5, np.inf)):
+        arguments["input"][row] = np.where(arguments["input"][row] == 0, 0, value)
+    for backend in (cpu_engine.backend, "reference"):
+        assert_right(ag.linear_cross_entropy_hvp(**sparse(arguments), backend=backend), right, DTYPES[dtype])
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (5, 0, 4), (0, 0, 0), (5, 3, 0), (0, 2**57, 0), (5, 2**57, 0)])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_empty_shapes_of_sparse_inputs(shape, backend):
+    rows, columns, classes = shape
+    x, w = scipy.sparse.csr_array((rows, columns), dtype=np.float32), np.ones((classes, columns), np.float32)
+    target, bias = np.full(rows, 0 if classes else -100), np.ones(classes, np.float32)
+    vector_bias = np.arange(classes, dtype=np.float32)
+    result = ag.linear_cross_entropy_hvp(x, w, target, w, bias=bias, vector_bias=vector_bias, backend=backend)
+    assert result.weight_product.shape == (classes, columns)
+    assert not result.weight_product.any()
+    right = (
+        (np.eye(classes) - 1 / max(classes, 1)) / max(classes, 1) @ np.arange(classes) if rows else np.zeros(classes)
+    )
+    np.testing.assert_allclose(result.bias_product, right, rtol=1e-6)
+
+
+def test_explain_and_memory_of_sparse_inputs():
+    x = random_matrix(3000, 400, 0.01).astype(np.float32)
+    random = generator("sparse memory")
+    w, v = random.standard_normal((2, 20, 400)).astype(np.float32)
+    arguments = {"input": x, "weight": w, "target": np.zeros(3000, np.int64), "vector": v}
+    explanation = ag.explain("linear_cross_entropy_hvp", **arguments, num_threads=3)
+    assert (explanation.backend, explanation.plan, explanation.threads) == ("cpu", "nonzeros of rows", 3)
+    size = ag.workspace_size("linear_cross_entropy_hvp", **arguments)
+    assert 3 * 32 * 400 * 4 < size < 2**23
+
+
+@pytest.mark.parametrize("of_vector", ["float32", "float64"])
+def test_a_sparse_input_is_never_dense(of_vector):
+    """Two million columns: a dense copy of the rows would take 80 GB."""
+    rows, columns = 5000, 2_000_000
+    random = generator("wide")
+    x = scipy.sparse.csr_array((rows, columns), dtype=np.float32)
+    x.data = random.standard_normal(3 * rows).astype(np.float32)
+    x.indices, x.indptr = random.integers(0, columns, 3 * rows), 3 * np.arange(rows + 1)
+    w = np.zeros((3, columns), np.float32)
+    arguments = {
+        "input": x,
+        "weight": w,
+        "target": np.zeros(rows, np.int64),
+        "vector": np.ones((3, columns), of_vector),
+    }
+    ag.linear_cross_entropy_hvp(**arguments, num_threads=1)
+    tracemalloc.start()
+    ag.linear_cross_entropy_hvp(**arguments, num_threads=1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    size = ag.workspace_size("linear_cross_entropy_hvp", **arguments, num_threads=1)
+    assert peak <= size + w.nbytes + 2**14
+    assert size <= 3 * columns * 16 + 24 * columns + 2**24
+
+
+def test_a_sparse_vector_or_a_sparse_hessian_is_refused():
+    x = scipy.sparse.csr_array(np.ones((5, 3)))
+    with pytest.raises(ag.ParamTypeError, match="vector: expected a dense array, got csr_array"):
+        ag.linear_cross_entropy_hvp(**VALID | {"vector": x})
+    with pytest.raises(ag.ParamTypeError, match="input: expected a dense array, got csr_array"):
+        ag.linear_cross_entropy_hessian(**without_vector(VALID) | {"input": x})
+    with pytest.raises(ag.ParamTypeError, match="input: expected a sparse array of the format CSR, got csc"):
+        ag.linear_cross_entropy_hvp(**VALID | {"input": x.tocsc()})
+    x.indices[4] = 3
+    for backend in ("cpu", "reference"):
+        with pytest.raises(ag.ParamInvalidError, match=r"linear_cross_entropy_hvp: input: .* column is not in"):
+            ag.linear_cross_entropy_hvp(**VALID | {"input": x}, backend=backend)
