@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .errors import ParamInvalidError, ParamTypeError
+from .errors import ParamInvalidError
 from .operators.losses import cross_entropy, linear_cross_entropy
 from .operators.second_order import linear_cross_entropy_hvp
 from .sparse_arrays import is_sparse
@@ -226,7 +226,8 @@ class scipy_multinomial:
                 f"scipy_multinomial: y: expected classes from 0 on, integers of shape {features.shape[:1]}, got "
                 f"{target.dtype} of shape {target.shape}"
             )
-        self._features = features if features.dtype.kind == "f" else features.astype(np.float64)
+        is_taken = features.dtype.newbyteorder("=") in (np.float32, np.float64)
+        self._features = features if is_taken else features.astype(np.float64)
         self._target = target
         self._row_weight = None
         if sample_weight is not None:
@@ -290,9 +291,10 @@ class scipy_multinomial:
         ndarray of float64, shape of `x0`
             The product.
         """
-        if is_sparse(self._features):
-            raise ParamTypeError("scipy_multinomial: hessp: expected dense X, got a sparse array; pass X.toarray()")
-        (coef, intercept), (vector, vector_bias) = self.unpack(w), self.unpack(p)
+        # The product is linear in the vector. A power of two keeps a long or short vector in the range of float32.
+        largest = np.max(np.abs(p), initial=0.0)
+        scale = np.ldexp(1.0, int(np.frexp(largest)[1]) - 1) if 0 < largest < np.inf else 1.0
+        (coef, intercept), (vector, vector_bias) = self.unpack(w), self.unpack(np.asarray(p) / scale)
         product = linear_cross_entropy_hvp(
             self._features,
             coef,
@@ -304,7 +306,7 @@ class scipy_multinomial:
             reduction="sum",
             num_threads=self._num_threads,
         )
-        return self._with_penalty(product.weight_product, product.bias_product, p)
+        return self._with_penalty(product.weight_product, product.bias_product, p, scale)
 
     def unpack(self, w: NDArray) -> tuple[NDArray, NDArray]:
         """Return the coefficients and the intercepts of all classes.
@@ -356,13 +358,16 @@ class scipy_multinomial:
         penalty = self._l2 * float(penalized @ penalized) / 2
         return float(result.loss.sum(dtype=np.float64)) / self._total + penalty, gradient
 
-    def _with_penalty(self, of_coef: NDArray, of_intercept: NDArray | None, w: NDArray) -> NDArray:
-        """Return a vector of sums over the rows, divided for the mean, and the penalty's part, linear in `w`."""
+    def _with_penalty(
+        self, of_coef: NDArray, of_intercept: NDArray | None, w: NDArray, scale: float = 1.0
+    ) -> NDArray:
+        """Return a vector of sums over the rows, times `scale` and divided for the mean, and the penalty's part of `w`."""
         of_coef = of_coef[self._fitted_from :].ravel()
         result = np.empty(self.x0.shape)
         result[: of_coef.size] = of_coef
         if of_intercept is not None:
             result[of_coef.size :] = of_intercept[self._fitted_from :]
+        result *= scale
         result /= self._total
         result[: of_coef.size] += self._l2 * np.asarray(w)[: of_coef.size]
         return result

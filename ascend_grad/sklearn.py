@@ -39,6 +39,8 @@ __all__ = ["SoftmaxRegression"]
 #: Settings of L-BFGS as in scikit-learn's LogisticRegression, so that both stop at the same step.
 _LINE_SEARCH_STEPS = 50
 _LOSS_TOLERANCE = 64 * np.finfo(float).eps
+#: The least norm of a gradient from which the trust-region method takes a step.
+_LEAST_TOLERANCE = np.finfo(float).tiny
 
 
 class SoftmaxRegression(ClassifierMixin, BaseEstimator):
@@ -63,7 +65,7 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
     class_weight : dict or "balanced", optional
         Factors of the samples of each class. With "balanced" all classes have the same weight in sum.
     max_iter : int, default 100
-        The largest number of iterations.
+        The largest number of iterations. With 0 the coefficients stay those that the fit starts from.
     warm_start : bool, default False
         Whether a fit starts from the coefficients of the fit before.
 
@@ -85,8 +87,7 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
     Notes
     -----
     float32 data are fitted in float32, all others in float64. Sparse arrays of SciPy are fitted without a dense copy;
-    formats other than CSR are converted, and the solver "trust-ncg" refuses them. The number of threads is that of
-    `set_num_threads`.
+    formats other than CSR are converted. The number of threads is that of `set_num_threads`.
 
     Examples
     --------
@@ -131,7 +132,7 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = self.solver == "lbfgs"  # products of the Hessian take dense features
+        tags.input_tags.sparse = True
         return tags
 
     @_fit_context(prefer_skip_nested_validation=True)
@@ -152,14 +153,7 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
         SoftmaxRegression
             The estimator.
         """
-        features, labels = validate_data(
-            self,
-            X,
-            y,
-            accept_sparse="csr" if self.solver == "lbfgs" else False,
-            dtype=[np.float64, np.float32],
-            order="C",
-        )
+        features, labels = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], order="C")
         check_classification_targets(labels)
         self.classes_, target = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
@@ -175,8 +169,13 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
             fit_intercept=self.fit_intercept,
             reference_class=len(self.classes_) == 2,
         )
-        solve = self._by_lbfgs if self.solver == "lbfgs" else self._by_trust_region
-        solution, iterations = solve(problem, self._start(problem.x0, features.shape[1]))
+        solution, iterations = self._start(problem.x0, features.shape[1]), 0
+        if self.max_iter:
+            solve = self._by_lbfgs if self.solver == "lbfgs" else self._by_trust_region
+            solution, iterations = solve(problem, solution)
+        else:  # SciPy's methods would take a first step
+            message = f"{self.solver} failed to converge, as it took no iteration (max_iter=0)"
+            warnings.warn(message, ConvergenceWarning, stacklevel=3)
         self.n_iter_ = np.array([iterations], np.int32)
         coef, intercept = problem.unpack(solution)
         first = int(len(self.classes_) == 2)  # of two classes, the coefficients of the second
@@ -196,7 +195,8 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
 
     def _by_trust_region(self, problem: scipy_multinomial, start: NDArray) -> tuple[NDArray, int]:
         """Return the solution and the number of iterations."""
-        options = {"maxiter": self.max_iter, "gtol": self.tol}
+        # A gradient of 0 ends the fit, also with a tolerance of 0, as it gives no direction for a step.
+        options = {"maxiter": self.max_iter, "gtol": max(self.tol, _LEAST_TOLERANCE)}
         fit = minimize(problem.fun, start, jac=problem.jac, hessp=problem.hessp, method="trust-ncg", options=options)
         if not fit.success:
             message = f"trust-ncg failed to converge after {fit.nit} iteration(s): {fit.message}"

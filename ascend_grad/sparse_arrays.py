@@ -76,18 +76,15 @@ class SparseRows:
         """Raise the error about the column of an element."""
         _refuse(f"an index of a column is not in [0, {self.shape[1]})", operator)
 
-    def toarray(self, operator: str) -> NDArray:
-        """Return the elements as a dense array. Elements of one place are added up."""
+    def parts(self, operator: str) -> tuple[NDArray, NDArray, NDArray]:
+        """Return the elements that `starts` uses, their columns, and `starts`. The structure is checked."""
         starts = self.starts
         if starts[0] != 0 or starts[-1] > self.nonzeros or (np.diff(starts) < 0).any():
             self.refuse_starts(operator)
-        indices = self.indices[: starts[-1]]
+        data, indices = self.data[: starts[-1]], self.indices[: starts[-1]]
         if len(indices) and (indices.min() < 0 or indices.max() >= self.shape[1]):
             self.refuse_columns(operator)
-        dense = np.zeros(self.shape, self.data.dtype)
-        rows = np.repeat(np.arange(self.shape[0]), np.diff(starts))
-        np.add.at(dense, (rows, indices), self.data[: starts[-1]])
-        return dense
+        return data, indices, starts
 
 
 def _refuse(reason: str, operator: str) -> None:

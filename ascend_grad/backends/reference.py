@@ -89,7 +89,43 @@ def _run_rowwise(call: Call) -> np.ndarray:
 # Everything is computed before anything is written, so an out may overlap the inputs.
 
 
-def _wide(array: np.ndarray) -> np.ndarray:
+class _Nonzeros:
+    """Rows of a sparse input, which multiply as matrices do, but for elements that are not stored: these add nothing."""
+
+    __array_ufunc__ = None  # products with arrays call __rmatmul__
+
+    def __init__(self, data: np.ndarray, columns: np.ndarray, starts: np.ndarray, width: int):
+        self._data, self._columns, self._starts = data, columns, starts
+        self.shape, self.dtype = (len(starts) - 1, width), data.dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: np.ndarray) -> _Nonzeros:
+        begins, counts = self._starts[rows], np.diff(self._starts)[rows]
+        starts = np.append(0, np.cumsum(counts))
+        places = np.arange(starts[-1]) + np.repeat(begins - starts[:-1], counts)
+        return _Nonzeros(self._data[places], self._columns[places], starts, self.shape[1])
+
+    def _sums(self, factors: np.ndarray, of: np.ndarray, to: np.ndarray, count: int) -> np.ndarray:
+        """Return sums of the elements times the factors `of` them, which are added up `to` places, for each row."""
+        data = self._data.astype(np.float64)
+        return np.reshape([np.bincount(to, data * each[of], count) for each in factors], (len(factors), count))
+
+    def __matmul__(self, other: np.ndarray) -> np.ndarray:
+        return self._sums(other.T, self._columns, self._rows, len(self)).T
+
+    def __rmatmul__(self, other: np.ndarray) -> np.ndarray:
+        return self._sums(other, self._rows, self._columns, self.shape[1])
+
+    @property
+    def _rows(self) -> np.ndarray:
+        return np.repeat(np.arange(len(self)), np.diff(self._starts))
+
+
+def _wide(array: Any) -> Any:
+    if isinstance(array, _Nonzeros):
+        return array
     return np.require(array, np.float64, ["C", "A"])  # other layouts are multiplied without BLAS, in another order
 
 
@@ -321,8 +357,11 @@ class _LayerLoss(_Loss):
         arguments["target"] = _targets(arguments["target"], input)
         super().__init__(arguments, len(input), len(weight))
         self._input, self._weight = input, _wide(weight)
-        shapes = {"input_grad": input.shape, "weight_grad": weight.shape, "bias_grad": weight.shape[:1]}
+        #: What the gradient with respect to the logits is multiplied by.
+        self.factors = {"input": self._weight, "weight": input}
+        shapes = {"weight_grad": weight.shape, "bias_grad": weight.shape[:1]}
         self.gradients = {name: np.zeros(shape) for name, shape in shapes.items()}
+        self.gradients["input_grad"] = None if isinstance(input, _Nonzeros) else np.zeros(input.shape)
 
     def chunks(self):
         for rows in _chunks(np.flatnonzero(self.counted), len(self._weight)):
@@ -330,8 +369,9 @@ class _LayerLoss(_Loss):
             yield rows, *_logits(products, self._input.dtype, self.temperature[rows], self._a)
 
     def add(self, rows, gradient):
-        self.gradients["input_grad"][rows] = gradient @ self._weight
-        self.gradients["weight_grad"] += gradient.T @ _wide(self._input[rows])
+        if self.gradients["input_grad"] is not None:
+            self.gradients["input_grad"][rows] = gradient @ self.factors["input"]
+        self.gradients["weight_grad"] += gradient.T @ _wide(self.factors["weight"][rows])
         self.gradients["bias_grad"] += gradient.sum(axis=0)
 
     def products(self, vectors):
@@ -416,15 +456,35 @@ def cross_entropy_hvp(input, axis, **arguments):
     return loss.full_results(input, axis)
 
 
-def linear_cross_entropy_hvp(input, weight, vector, vector_bias, **arguments):
+def _direction(vector, like):
+    """Return a vector, rounded to the dtype of an array of its shape. None: zeros."""
+    return np.zeros(like.shape) if vector is None else _wide(vector.astype(arrays.native(like.dtype), copy=False))
+
+
+def linear_cross_entropy_hvp(input, weight, vector, vector_bias, vector_input, **arguments):
     loss = _LayerLoss(input, weight, arguments)
-    along = _wide(vector.astype(arrays.native(weight.dtype), copy=False)).T
+    along, of_weight = _direction(vector, weight), _wide(weight)
     moved = 0.0 if vector_bias is None else _wide(vector_bias)
+    of_input = None if vector_input is None else _direction(vector_input, input)
+
+    def changes(rows):
+        further = 0.0 if of_input is None else of_input[rows] @ of_weight.T
+        return [_wide(input[rows]) @ along.T + moved + further]
+
     weight_product, bias_product = np.zeros(weight.shape), np.zeros(len(weight))
-    for rows, (product,) in loss.products(lambda rows: [_wide(input[rows]) @ along + moved]):
+    input_product = None if of_input is None else np.zeros(input.shape)
+    for rows, (product,) in loss.products(changes):
         weight_product += product.T @ _wide(input[rows])
         bias_product += product.sum(axis=0)
-    return {"weight_product": weight_product, "bias_product": bias_product}
+        if input_product is not None:
+            input_product[rows] = product @ of_weight
+    if of_input is not None:
+        loss.factors = {"input": along, "weight": of_input}
+        for rows, z, slope in loss.chunks():
+            loss.add_gradients(rows, loss_reference.RowStatistics(z), slope)
+        weight_product += loss.gradients["weight_grad"]
+        input_product += loss.gradients["input_grad"]
+    return {"weight_product": weight_product, "bias_product": bias_product, "input_product": input_product}
 
 
 def linear_cross_entropy_hessian(input, weight, **arguments):
@@ -554,5 +614,6 @@ def _run(call: Call) -> Any:
 
 def run(call: Call, threads: int) -> Any:
     if call.sparse is not None:
-        call = call.with_arguments({**call.arguments, "input": call.sparse.toarray(call.operator.name)})
+        input = _Nonzeros(*call.sparse.parts(call.operator.name), call.sparse.shape[1])
+        call = call.with_arguments({**call.arguments, "input": input})
     return _run_rowwise(call) if call.operator in ROWWISE else _run(call)

@@ -275,7 +275,10 @@ def _layer_product_cases(operator: str, dtype: np.dtype, random: np.random.Gener
         vector = {"vector": random.standard_normal(arguments["weight"].shape).astype(dtype)}
         if "bias" in arguments:
             vector["vector_bias"] = random.standard_normal(len(arguments["weight"])).astype(dtype)
-        yield label, {**{name: each for name, each in arguments.items() if name != "outputs"}, **vector}
+        of_loss = {name: each for name, each in arguments.items() if name != "outputs"}
+        yield label, {**of_loss, **vector}
+        vector["vector_input"] = random.standard_normal(arguments["input"].shape).astype(dtype)
+        yield f"{label}, of the input, too", {**of_loss, **vector}
 
 
 def _backward_cases(operator: str, dtype: np.dtype, random: np.random.Generator) -> Labelled:

@@ -224,8 +224,8 @@ def linear_cross_entropy(
     input : array_like, shape (..., H), or CSR array of SciPy, shape (BT, H)
         The layer's input; float32, float16, bfloat16 or float64. Integers and truth values become float64, or take the
         dtype of `weight`. The shape without H is that of the rows, called (BT,) here: results with a number for each
-        row also have this shape. Sparse arrays of float32 or float64 are read in place if they are CSR, and otherwise
-        converted. Elements that are not stored add nothing, not even times infinity.
+        row also have this shape. Sparse arrays of float32 or float64 are read in place. Elements that are not stored
+        add nothing, not even times infinity or NaN.
     target : array_like of any integer dtype, shape (BT,), or (BT, K) with `target_prob`; or floating, shape (BT, V)
         Ids: ``target - vocab_start_index`` is the row of `weight`; or `ignore_index`. An array of any of the four
         floating dtypes holds probabilities of all classes, as in `cross_entropy`. Of tensors of torch_npu any other
@@ -365,8 +365,7 @@ def linear_cross_entropy_backward(
     lse : array_like, shape (BT,)
         The output of `linear_cross_entropy` with this name, of any of the four dtypes.
     entropy : array_like, shape (BT,), optional
-        The output with this name. It is required if `grad_entropy` is given. With a sparse `input`, the values of both
-        are not read, as they are computed again.
+        The output with this name. It is required if `grad_entropy` is given.
     grad_loss : float or array_like, shape (BT,), optional
         The gradient with respect to the loss, as in `linear_cross_entropy`. Here None stands for 0.
     grad_lse, grad_log_prob, grad_entropy : array_like, shape (BT,), optional

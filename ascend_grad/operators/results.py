@@ -112,6 +112,8 @@ class LinearHessianProduct(NamedTuple):
     weight_product: NDArray
     #: The part that belongs to bias, shape (V,), in its dtype; None without a bias.
     bias_product: NDArray | Any
+    #: The part that belongs to input, in its shape and dtype; None without `vector_input`.
+    input_product: NDArray | Any
 
 
 class LossResult(tuple[Array, ...], metaclass=ABCMeta):

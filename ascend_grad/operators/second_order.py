@@ -92,9 +92,10 @@ def linear_cross_entropy_hvp(
     input: ArrayLike,
     weight: ArrayLike,
     target: ArrayLike,
-    vector: ArrayLike,
+    vector: ArrayLike | None = None,
     *,
     vector_bias: ArrayLike | None = None,
+    vector_input: ArrayLike | None = None,
     reduction: Literal["mean", "sum", "none"] = "mean",
     ignore_index: int = -100,
     vocab_start_index: int = 0,
@@ -114,21 +115,26 @@ def linear_cross_entropy_hvp(
 ) -> LinearHessianProduct:
     r"""Compute the product of the Hessian of a linear layer's loss and a vector of the shape of its weight.
 
-    The Hessian is that of `linear_cross_entropy` with respect to `weight`, and to `bias` if it is given. Neither it nor
-    all logits are stored. The result is a named tuple::
+    The Hessian is that of `linear_cross_entropy` with respect to `weight`, to `bias` if it is given, and to `input` if
+    `vector_input` is given. Neither it nor all logits are stored. The result is a named tuple::
 
-        product, _ = ag.linear_cross_entropy_hvp(input, weight, target, vector)
-        product, bias_product = ag.linear_cross_entropy_hvp(input, weight, target, vector, vector_bias=v, bias=b)
+        product = ag.linear_cross_entropy_hvp(input, weight, target, vector).weight_product
+        weight_product, bias_product, input_product = ag.linear_cross_entropy_hvp(
+            input, weight, target, vector, vector_bias=v, vector_input=u, bias=b
+        )
 
     Parameters
     ----------
     target : array_like of any integer dtype, shape (BT,), or (BT, K) with `target_prob`; or floating, shape (BT, V)
         Ids, or probabilities of all classes, as in `linear_cross_entropy`.
-    vector : array_like, shape (V, H)
+    vector : array_like, shape (V, H), optional
         The part of the vector that belongs to `weight`, of any of the four dtypes. It is rounded to the dtype of
-        `weight`.
+        `weight`. With `vector_input` it may be None, which stands for zeros.
     vector_bias : array_like, shape (V,), optional
         The part that belongs to `bias`, of any of the four dtypes; default: 0. It is refused without `bias`.
+    vector_input : array_like, of the shape of `input`, optional
+        The part that belongs to `input`, of any of the four dtypes. It is rounded to the dtype of `input`. By default
+        the input is a constant: the vector and the product have no part of it.
 
     Returns
     -------
@@ -136,15 +142,25 @@ def linear_cross_entropy_hvp(
         The part of the product that belongs to `weight`, in its dtype.
     bias_product : ndarray, shape (V,), or None
         The part that belongs to `bias`, in its dtype; None without `bias`.
+    input_product : ndarray, of the shape of `input`, or None
+        The part that belongs to `input`, in its dtype; 0 in ignored rows, and None without `vector_input`.
 
     Notes
     -----
     With a block of rows :math:`X` of the input, and vectors :math:`V` and :math:`v`, the products :math:`X V^T + v` are
     multiplied by the Hessian with respect to :math:`X W^T + \mathrm{bias}` as in `cross_entropy_hvp`. The result
-    :math:`P` gives :math:`P^T X` and the sums of its columns, which are added up over blocks. Up to 64 classes, a block
-    has a few hundred rows, which stay in the caches, unless targets are probabilities of all classes or an option among
-    `lse_square_scale`, `softcap` and temperatures of rows is given. In other cases the logits of a block take at most
-    about 2 MiB, or as much memory as the weight in the dtype of sums. The sums take as much again, and in float64.
+    :math:`P` gives :math:`P^T X` and the sums of its columns, which are added up over blocks. A vector :math:`Y` for
+    the input adds :math:`Y W^T` to the products that are multiplied, and :math:`G^T Y` to the weight's part, with the
+    gradient :math:`G` with respect to the logits. The input's part is then :math:`P W + G V`.
+
+    Up to 64 classes, a block has a few hundred rows, which stay in the caches, unless targets are probabilities of all
+    classes or there is an argument among `vector_input`, `lse_square_scale`, `softcap` and temperatures of rows. In
+    other cases the logits of a block take at most about 2 MiB, or as much memory as the weight in the dtype of sums.
+    The sums take as much again, and in float64.
+
+    A product with a sparse `input` takes time in proportion to the nonzeros, and no dense copy of it. Weight and vector
+    are copied once, transposed, and the product is computed in a third copy. Elements that are not stored multiply
+    nothing, neither a vector nor a :math:`P` that is infinite or NaN. In a dense input, 0 times infinity is NaN.
 
     Examples
     --------
@@ -158,9 +174,9 @@ def linear_cross_entropy_hvp(
            [-0.0625, -0.0625]])
     """
     values = [
-        input, weight, target, vector, vector_bias, reduction, ignore_index, grad_loss, vocab_start_index, token_weight,
-        class_weight, target_prob, label_smoothing, lse_square_scale, temperature, denominator, bias, logit_scale,
-        softcap
+        input, weight, target, vector, vector_bias, vector_input, reduction, ignore_index, grad_loss, vocab_start_index,
+        token_weight, class_weight, target_prob, label_smoothing, lse_square_scale, temperature, denominator, bias,
+        logit_scale, softcap
     ]  # fmt: skip
     return LinearHessianProduct._make(run(table.LINEAR_CROSS_ENTROPY_HVP, values, None, backend, num_threads))
 
@@ -196,6 +212,8 @@ def linear_cross_entropy_hessian(
 
     Parameters
     ----------
+    input : array_like, shape (..., H)
+        The layer's input, as in `linear_cross_entropy`, but no sparse array.
     weight : array_like, shape (V, H)
         The layer's weight, of the dtype of `input`. The Hessian has :math:`(V H)^2` elements.
     target : array_like of any integer dtype, shape (BT,), or (BT, K) with `target_prob`; or floating, shape (BT, V)

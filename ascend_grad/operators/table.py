@@ -27,6 +27,7 @@ from .._checks import (
 )
 from .._loss_checks import (
     AccumulatorOf,
+    DenseWith,
     EntropyForItsGradient,
     HessianOfLossAlone,
     KnownOutputs,
@@ -40,6 +41,7 @@ from .._loss_checks import (
     Reduction,
     SoftmaxOrStatistics,
     SomeUpstreamGradient,
+    SomeVector,
     ValidOutputMask,
     VocabularyBounds,
     Workspace,
@@ -318,17 +320,19 @@ def targets_of_layer(
     target: str = "target",
     *,
     allows_dense: bool = False,
+    like_input: tuple[str, ...] = (),
 ) -> list[Check]:
     """Return the first checks of the loss of a linear layer: its required arrays and the probabilities of targets.
 
-    The rows may have several dimensions, in the input, the target and the arrays of rows among `parameters`.
+    The rows may have several dimensions, in the input, the target and the arrays of rows among `parameters`. The arrays
+    `like_input` have the shape of the input.
     """
     return [
         NotNone(),
         Floating(input, weight, converts=True),
         Classes(target, allows_dense=allows_dense),
         ZeroProbabilities(target),
-        LeadingDimensions(input, target, *rows_among(parameters)),
+        LeadingDimensions(input, target, *rows_among(parameters), like_input=like_input),
         Shape(input, "BT", "H"),
         Shape(weight, "V", "H"),
         Targets(target, "target_prob", "BT"),
@@ -451,10 +455,13 @@ LINEAR_CROSS_ENTROPY_BACKWARD = Operator(
 _HESSIAN_PARAMETERS = f"reduction ignore_index grad_loss vocab_start_index {_BACKWARD_OPTIONS}"
 
 
-def hessian_checks(parameters: str, *of_vector: Check) -> list[Check]:
-    """Return the checks of second derivatives of a layer's loss. `of_vector` checks a vector, but for its bias."""
+def hessian_checks(parameters: str, *of_vector: Check, like_input: tuple[str, ...] = ()) -> list[Check]:
+    """Return the checks of second derivatives of a layer's loss. `of_vector` checks a vector.
+
+    The arrays `like_input` have the shape of the input.
+    """
     return [
-        *targets_of_layer(parameters, allows_dense=True),
+        *targets_of_layer(parameters, allows_dense=True, like_input=like_input),
         *of_vector,
         Reduction("BT"),
         ignored(),
@@ -466,24 +473,34 @@ def hessian_checks(parameters: str, *of_vector: Check) -> list[Check]:
 LINEAR_CROSS_ENTROPY_HVP = Operator(
     "linear_cross_entropy_hvp",
     None,
-    f"input weight target vector vector_bias {_HESSIAN_PARAMETERS}",
+    f"input weight target vector vector_bias vector_input {_HESSIAN_PARAMETERS}",
     family="linear",
     kernels="hvp",
-    arrays="input weight target vector",
+    sparse="input",
+    arrays="input weight target",
     mixes=f"target vector_bias {arrays_among(_HESSIAN_PARAMETERS)}",
-    optional=f"vector_bias {arrays_among(_HESSIAN_PARAMETERS)}",
+    optional=f"vector vector_bias vector_input {arrays_among(_HESSIAN_PARAMETERS)}",
     checks=[
+        SomeVector(),
         *hessian_checks(
             _HESSIAN_PARAMETERS,
+            DenseWith("input", "vector_input"),
             Floating("vector"),
+            Floating("vector_input"),
             SameShape("weight", "vector"),
+            SameShape("input", "vector_input"),
             NoneWithout("vector_bias", "bias"),
             Floating("vector_bias"),
             Shape("vector_bias", "V"),
-        )
+            like_input=("vector_input",),
+        ),
     ],
     value_checks=[TargetsInTheVocabulary("vocab_start_index"), PositiveValues("temperature")],
-    results=[Result("weight_product", like="weight"), Result("bias_product", like="bias", asked_by=("bias",))],
+    results=[
+        Result("weight_product", like="weight"),
+        Result("bias_product", like="bias", asked_by=("bias",)),
+        Result("input_product", like="input", asked_by=("vector_input",)),
+    ],
 )
 LINEAR_CROSS_ENTROPY_HESSIAN = Operator(
     "linear_cross_entropy_hessian",

@@ -244,10 +244,13 @@ cdef class AxisInRange(Check):
 
 
 cdef class SameShape(Check):
-    """Check that the second array has the shape of the first."""
+    """Check that the second array, if given, has the shape of the first."""
 
     cdef int run(self, Call call) except -1:
-        cdef cnp.ndarray first = call.array(self.slots[0]), second = call.array(self.slots[1])
+        cdef cnp.ndarray first, second
+        if call.values[self.slots[1]] is None:
+            return 0
+        first, second = call.array(self.slots[0]), call.array(self.slots[1])
         if not have_same_shape(first, second):
             call.fail(self.names[1], f"shape {shape_of(first)} as {self.names[0]} has", shape_of(second))
         return 0

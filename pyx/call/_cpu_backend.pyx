@@ -111,11 +111,16 @@ cdef bint is_sparse(Call call) except -1:
     return call.sparse is not None and call.sizes[BT] > 0 and call.sizes[V] > 0
 
 
+cdef bint is_layer_hessian(Call call) except -1:
+    """Return whether `_linear_hvp` computes a call. Products of sparse inputs are computed as their gradients are."""
+    return call.operator.kernels == LAYER_HESSIAN or call.operator.kernels == LAYER_PRODUCT and not is_sparse(call)
+
+
 cdef object linear(Call call, int threads):
     cdef Results results
     if call.operator.kernels == STATISTICS:
         return _linear_python.statistics(call, threads)
-    if call.operator.kernels == LAYER_PRODUCT:
+    if call.operator.kernels == LAYER_PRODUCT and not is_sparse(call):
         return _linear_hvp.product(call, threads)
     if call.operator.kernels == LAYER_HESSIAN:
         return _linear_hvp.hessian(call, threads)
@@ -156,10 +161,10 @@ cdef object linear_workspace_size(Call call, int threads):
             size += out.nbytes
     if call.operator.kernels == LOSS_OF_STATISTICS:
         return size
-    if call.operator.kernels == LAYER_PRODUCT or call.operator.kernels == LAYER_HESSIAN:
+    if is_layer_hessian(call):
         return size + _linear_hvp.workspace_bound(call, threads)
-    if call.operator.kernels == LOSS or call.operator.kernels == LOSS_GRADIENT or call.operator.kernels == TOP_K:
-        # Options that are arrays follow the matrices and the target. They are copied as float64.
+    if is_sparse(call) or call.operator.kernels in (LOSS, LOSS_GRADIENT, TOP_K):
+        # A vector and options that are arrays follow the matrices and the target. They are copied, options as float64.
         size += sum([8 * each.size for each in call.values[3:] if cnp.PyArray_CheckExact(each)])
     if is_sparse(call):
         return size + _linear_sparse_python.workspace_bound_of(call, shapes_of_results(call), threads)
@@ -172,7 +177,7 @@ cdef tuple plan_and_threads(Call call, int threads):
         return _rowwise_python.plan_and_threads(call, threads)
     if call.operator.family == LOSSES:
         return _cross_entropy_python.plan_and_threads(call, threads)
-    if call.operator.kernels == LAYER_PRODUCT or call.operator.kernels == LAYER_HESSIAN:
+    if is_layer_hessian(call):
         return *_linear_hvp.plan_and_threads(call, threads), None
     if call.operator.kernels == STATISTICS or call.operator.kernels == LOSS_OF_STATISTICS:
         return *_linear_python.plan_and_threads(call, None, threads), None  # their results may fit no memory

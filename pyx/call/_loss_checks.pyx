@@ -366,6 +366,28 @@ cdef class SomeUpstreamGradient(Check):
         return 0
 
 
+cdef class SomeVector(Check):
+    """Check that a vector of the shape of the weight is given, or one of the shape of the input."""
+
+    def __init__(self):
+        Check.__init__(self, "vector", "vector_input")
+
+    cdef int run(self, Call call) except -1:
+        if call.values[self.slots[0]] is None and call.values[self.slots[1]] is None:
+            call.fail("vector", "an array, as vector_input is None", None, ParamNullptrError)
+        return 0
+
+
+cdef class DenseWith(Check):
+    """Check that the first argument is no sparse array if the second one is given."""
+
+    cdef int run(self, Call call) except -1:
+        if call.sparse is not None and call.values[self.slots[1]] is not None:
+            expected = f"a dense array, as {self.names[1]} is given"
+            call.fail(self.names[0], expected, "a sparse array (toarray() makes a dense one)")
+        return 0
+
+
 cdef class NoneWithout(Check):
     """Check that the first argument is None if the second one is."""
 
@@ -404,13 +426,18 @@ cdef class LeadingDimensions(Check):
     input : str
     rows : str
         The arrays of the rows. Arrays of targets may have one more dimension, and numbers stay as they are.
+    like_input : tuple of str
+        Arrays of the shape of the input.
     """
 
-    def __init__(self, input, *rows):
-        Check.__init__(self, input, *rows)
+    cdef int rows  # number of `input` and `rows` among the names
+
+    def __init__(self, input, *rows, like_input=()):
+        Check.__init__(self, input, *rows, *like_input)
+        self.rows = 1 + <int>len(rows)
 
     cdef int run(self, Call call) except -1:
-        cdef cnp.ndarray array = call.array(self.slots[0])
+        cdef cnp.ndarray array = call.array(self.slots[0]), other
         cdef int i
         # Arrays on devices have two dimensions.
         if cnp.PyArray_NDIM(array) in (0, 2) or not cnp.PyArray_CheckExact(call.values[self.slots[0]]):
@@ -422,10 +449,17 @@ cdef class LeadingDimensions(Check):
         has_several, has_dense = call.operator.slots.get("target_prob"), False
         if has_several is not None:
             has_several, has_dense = call.values[has_several] is not None, is_dense(call)
-        for i in range(1, self.count):
+        for i in range(1, self.rows):
             is_of_targets = self.names[i].startswith("target") or self.names[i] == "grad_log_prob"
             has_further = (has_several and is_of_targets) or (has_dense and self.names[i] == "target")
             self.merge(call, i, leading, rows, 1 if has_further else 0)
+        for i in range(self.rows, self.count):
+            if call.values[self.slots[i]] is None or is_on_device(call.values[self.slots[i]]):
+                continue
+            other = call.array(self.slots[i])
+            if shape_of(other) != shape_of(array):
+                call.fail(self.names[i], f"shape {shape_of(array)} as {self.names[0]} has", shape_of(other))
+            call.values[self.slots[i]] = other.reshape((rows, cnp.PyArray_DIM(other, cnp.PyArray_NDIM(other) - 1)))
         call.values[self.slots[0]] = array.reshape((rows, cnp.PyArray_DIM(array, cnp.PyArray_NDIM(array) - 1)))
         call.leading = leading
         return 0

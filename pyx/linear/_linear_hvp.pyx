@@ -5,7 +5,10 @@ vector. The engine of losses of rows turns them into the product of the Hessian 
 The linear engine then computes P^T X, as it does for a gradient with given probabilities. Each of the three divides its work
 among the threads, and none depends on their number. The products of blocks are added up in float64, in their order.
 
-A pass over all rows computes the product for few classes and most losses (`_linear_hvp_streamed`).
+If the vector has a part Y of the shape of the input, the changes U have the further term Y W^T. The engine of losses of rows
+also computes the gradient G with respect to the logits, which adds G^T Y to the weight's product. That of the input is
+P W + G V. A pass over all rows computes the product for few classes and most losses (`_linear_hvp_streamed`), but for such
+vectors.
 
 The whole Hessian takes the products of each row's Hessian with unit vectors, its columns, times products of two features.
 
@@ -67,12 +70,16 @@ cdef class Layer:
     """The arguments of a call, the sizes of its blocks, and buffers for one block, which have no memory in an estimate."""
 
     cdef cnp.ndarray input, weight, target
-    cdef cnp.ndarray vector  # None: the call is of the whole Hessian
+    # The parts of the vector that belong to the weight and the input, or None. Without both the call is of the whole Hessian.
+    cdef cnp.ndarray vector, vector_input
+    cdef bint is_whole
     cdef cnp.ndarray logits, changes  # (block, V) of accumulators
     cdef cnp.ndarray product  # (block, V): the Hessian's product with respect to the logits
+    cdef cnp.ndarray gradient  # (block, V): the gradient with respect to the logits; None without `vector_input`
     cdef cnp.ndarray present  # (block,): 1, or 0 for a row whose product is 0
     cdef cnp.ndarray part, sums  # the result of a block in accumulators, and the sum of blocks in float64
     cdef cnp.ndarray bias_sums  # (V,) of float64
+    cdef cnp.ndarray input_part, input_sums  # (block, H), likewise: the two terms of the input's product
     cdef cnp.ndarray features, pairs  # whole Hessian: (block, F) with a column of ones for the bias, and (block, V, F)
     cdef list held
     cdef const double *bias
@@ -86,7 +93,9 @@ cdef class Layer:
 
     def __init__(self, Call call not None, bint with_values):
         cdef Problem p
-        self.input, self.weight, self.vector = option(call, "input"), option(call, "weight"), option(call, "vector")
+        self.input, self.weight = option(call, "input"), option(call, "weight")
+        self.vector, self.vector_input = option(call, "vector"), option(call, "vector_input")
+        self.is_whole = self.vector is None and self.vector_input is None
         self.held = []
         self.set_target(call, with_values)
         self.bias = vector_of(option(call, "bias"), self.held, with_values)
@@ -96,7 +105,7 @@ cdef class Layer:
         self.width = self.hidden + (option(call, "bias") is not None)
         self.accumulator = _float64 if self.o.is_double else _float32
         self.block = self.rows_of_block()
-        self.is_streamed = self.vector is not None and _linear_hvp_streamed.is_streamed(
+        self.is_streamed = self.vector is not None and self.vector_input is None and _linear_hvp_streamed.is_streamed(
             &self.o, self.rows, self.vocab, self.hidden
         )
         p = _linear_python.layer_of(self.input, self.weight)
@@ -126,8 +135,10 @@ cdef class Layer:
     cdef Py_ssize_t rows_of_block(self) noexcept:
         cdef Py_ssize_t itemsize = self.accumulator.itemsize, most = max(BLOCK_BYTES, self.vocab * self.width * itemsize)
         cdef Py_ssize_t of_row = 3 * self.vocab * itemsize + self.hidden * self.input.itemsize
-        if self.vector is None:
+        if self.is_whole:
             of_row += (self.vocab + 1) * self.width * itemsize
+        if self.vector_input is not None:
+            of_row += self.vocab * itemsize + self.hidden * (self.input.itemsize + itemsize + sizeof(double))
         return max(<Py_ssize_t>1, min(self.rows, most // max(of_row, <Py_ssize_t>1)))
 
     cdef list shapes(self):
@@ -136,9 +147,12 @@ cdef class Layer:
         if self.is_streamed:
             return []
         shapes = [((self.block, self.vocab), of_sums)] * 3 + [((self.block,), of_sums)]
-        if self.vector is not None and self.rows > self.block:
+        if not self.is_whole and (self.rows > self.block or self.vector_input is not None):
             shapes += [((self.vocab, self.hidden), of_sums), ((self.vocab, self.hidden), _float64)]
-        if self.vector is None:
+        if self.vector_input is not None:
+            shapes += [((self.block, self.vocab), of_sums)]
+            shapes += [((self.block, self.hidden), of_sums), ((self.block, self.hidden), _float64)]
+        if self.is_whole:
             shapes += [
                 ((self.vocab * self.width, self.width), of_sums),
                 ((self.vocab, self.width, self.vocab, self.width), _float64),
@@ -151,7 +165,11 @@ cdef class Layer:
         if not buffers:
             return 0
         self.logits, self.changes, self.product, self.present, *others = buffers
-        self.part, self.sums, self.features, self.pairs = [*others, None, None, None, None][:4]
+        self.part, self.sums, *others = others or [None, None]
+        if self.vector_input is not None:
+            self.gradient, self.input_part, self.input_sums = others
+        if self.is_whole:
+            self.features, self.pairs = others
         return 0
 
     cdef int prepare_values(self) except -1:
@@ -195,24 +213,31 @@ cdef class Layer:
 
     cdef bint describe_rows(self, CrossEntropy *x, Rows *p, Py_ssize_t begin, Py_ssize_t count) except -1:
         """Describe the product with respect to the logits of some rows, which are in the buffers."""
-        cdef cnp.ndarray logits = self.logits[:count], target = self.target
+        cdef cnp.ndarray logits = self.logits[:count], target = self.target, out = logits
         memset(x, 0, sizeof(CrossEntropy))
         x.o = options_of_rows(&self.o, begin, count)
         x.o.denominators = self.denominators
         x.hessian, x.vector = cnp.PyArray_BYTES(self.product), &any_vector
         if is_dense(&self.o):
             target = target[begin:begin + count]
-        return _cross_entropy_python.describe_rows(p, x, logits, target, 1, logits)
+        if self.gradient is not None:
+            x.return_grad, out = True, self.gradient[:count]
+        return _cross_entropy_python.describe_rows(p, x, logits, target, 1, out)
 
     cdef int multiply_rows(self, Py_ssize_t begin, Py_ssize_t count, int threads) except -1:
-        """Compute `product` and `present` of some rows from `logits` and `changes`."""
+        """Compute `product`, `gradient` and `present` of some rows from `logits` and `changes`."""
         cdef CrossEntropy x
         cdef Rows p
         cdef const char *product = cnp.PyArray_BYTES(self.product)
+        cdef const char *gradient = NULL
         cdef char *present = cnp.PyArray_BYTES(self.present)
+        if self.gradient is not None:
+            gradient = cnp.PyArray_BYTES(self.gradient)
         self.describe_rows(&x, &p, begin, count)
         _cross_entropy_python.solve(&x, &p, threads, self.changes[:count], 1)
-        finish_rows(product, count, self.vocab, self.o.is_double, present, <double *>cnp.PyArray_DATA(self.bias_sums))
+        finish_rows(
+            product, gradient, count, self.vocab, self.o.is_double, present, <double *>cnp.PyArray_DATA(self.bias_sums)
+        )
         return 0
 
     cdef Problem problem_of_rows(self, cnp.ndarray x, cnp.ndarray weights, cnp.ndarray to):
@@ -224,11 +249,27 @@ cdef class Layer:
 
     cdef int sum_rows(self, cnp.ndarray x, cnp.ndarray weights, cnp.ndarray to, int threads) except -1:
         cdef Problem p = self.problem_of_rows(x, weights, to)
+        return self.solve_present(&p, threads)
+
+    cdef Problem problem_of_input(self, cnp.ndarray x, cnp.ndarray weight, cnp.ndarray of_classes, cnp.ndarray to):
+        """Describe the product of the rows `of_classes` and a weight, for the rows `x`. Rows that are not present become 0."""
+        cdef Problem p = _linear_python.gradient_problem(x, weight, of_classes, to, None)
+        p.rows.grad = cnp.PyArray_DATA(self.present)
+        return p
+
+    cdef int multiply_weight(
+        self, cnp.ndarray x, cnp.ndarray weight, cnp.ndarray of_classes, cnp.ndarray to, int threads
+    ) except -1:
+        cdef Problem p = self.problem_of_input(x, weight, of_classes, to)
+        return self.solve_present(&p, threads)
+
+    cdef int solve_present(self, Problem *p, int threads) except -1:
+        """Solve a problem of the rows that are present."""
         cdef double last_check = 0
         cdef int itemsize = self.accumulator.itemsize
         with nogil:
             count_active_rows(&p.rows, itemsize, &last_check)
-        return _linear_python.solve(&p, 0, threads, &last_check)
+        return _linear_python.solve(p, 0, threads, &last_check)
 
     cdef Problem problem_of_pass(self, cnp.ndarray weight, cnp.ndarray to):
         """Describe the pass over all rows with the weight and the vector, which follow each other in `weight`."""
@@ -272,19 +313,51 @@ cdef class Layer:
             )
         return 0
 
-    cdef int add_product(self, Py_ssize_t begin, cnp.ndarray result, int threads) except -1:
-        """Add the product of the block that begins at this row; if it is the only block, write it to the result."""
+    cdef int add_product(self, Py_ssize_t begin, cnp.ndarray result, cnp.ndarray input_product, int threads) except -1:
+        """Add the product of the block that begins at this row; without `sums` it is the only one and becomes the result.
+
+        The rows of the block are written to `input_product`, unless it is None.
+        """
         cdef Py_ssize_t count = min(self.block, self.rows - begin)
-        cdef cnp.ndarray x = self.input[begin:begin + count]
+        cdef cnp.ndarray x = self.input[begin:begin + count], along = None, changes = self.changes[:count]
         self.write_logits(x, self.weight, self.bias, self.logits[:count], threads)
-        self.write_logits(x, self.vector, self.vector_bias, self.changes[:count], threads)
+        if self.vector is not None:
+            self.write_logits(x, self.vector, self.vector_bias, changes, threads)
+        if self.vector_input is not None:
+            along = self.vector_input[begin:begin + count].astype(_dtypes[dtype_of(x)], copy=False)
+            self.add_changes(along, changes, threads)
         self.multiply_rows(begin, count, threads)
         if not self.hidden:
             return 0
         self.sum_rows(x, self.product[:count], result if self.sums is None else self.part, threads)
         if self.sums is not None:
             self.sums += self.part
+        if along is not None:
+            self.sum_rows(along, self.gradient[:count], self.part, threads)
+            self.sums += self.part
+            self.write_input_product(x, input_product[begin:begin + count], threads)
         return 0
+
+    cdef int add_changes(self, cnp.ndarray along, cnp.ndarray changes, int threads) except -1:
+        """Add the changes of logits along the vector's rows of the input. They are all changes without a vector of the weight."""
+        cdef cnp.ndarray further = self.product[:cnp.PyArray_DIM(along, 0)]  # computed later
+        if self.vector is None:
+            return self.write_logits(along, self.weight, self.vector_bias, changes, threads)
+        self.write_logits(along, self.weight, NULL, further, threads)
+        changes += further
+        return 0
+
+    cdef int write_input_product(self, cnp.ndarray x, cnp.ndarray to, int threads) except -1:
+        """Compute the rows of the input's product from `product` and `gradient`."""
+        cdef Py_ssize_t count = cnp.PyArray_DIM(x, 0)
+        cdef cnp.ndarray part = self.input_part[:count], sums = self.input_sums[:count]
+        if self.vector is None:
+            return self.multiply_weight(x, self.weight, self.product[:count], to, threads)
+        self.multiply_weight(x, self.weight, self.product[:count], part, threads)
+        sums[...] = part
+        self.multiply_weight(x, self.vector, self.gradient[:count], part, threads)
+        sums += part
+        return write_sums(sums, to)
 
     cdef int add_hessian(self, Py_ssize_t begin, int threads) except -1:
         """Add the Hessian of a block, but for the classes v < w of the row of a class w.
@@ -313,12 +386,21 @@ cdef class Layer:
         return 0
 
 
-cdef void finish_rows(
-    const char *product, Py_ssize_t rows, Py_ssize_t vocab, bint is_double, char *present, double *sums
-) noexcept nogil:
-    """Add up the columns of the product with respect to the logits, and find the rows that are not 0.
+cdef bint is_any(const char *values, Py_ssize_t begin, Py_ssize_t end, bint is_double) noexcept nogil:
+    """Return whether a value is not 0."""
+    cdef Py_ssize_t i
+    for i in range(begin, end):
+        if (<const double *>values)[i] != 0 if is_double else (<const float *>values)[i] != 0:
+            return True
+    return False
 
-    The other rows are left out of the product with the input, as they may hold anything.
+
+cdef void finish_rows(
+    const char *product, const char *gradient, Py_ssize_t rows, Py_ssize_t vocab, bint is_double, char *present, double *sums
+) noexcept nogil:
+    """Add up the columns of the product with respect to the logits, and find the rows where it or the gradient is not 0.
+
+    The other rows are left out of products with the input, as they may hold anything. `gradient` may be NULL.
     """
     cdef Py_ssize_t i, v
     cdef double value
@@ -332,6 +414,8 @@ cdef void finish_rows(
                 value = (<const float *>product)[i * vocab + v]
             sums[v] += value
             is_present |= value != 0
+        if gradient != NULL and not is_present:
+            is_present = is_any(gradient, i * vocab, (i + 1) * vocab, is_double)
         if is_double:
             (<double *>present)[i] = is_present
         else:
@@ -347,27 +431,31 @@ cdef int write_sums(cnp.ndarray sums, cnp.ndarray to) except -1:
 
 
 cdef tuple product(Call call, int threads):
-    """Compute the product of a validated call, and return both of its results."""
+    """Compute the product of a validated call, and return its results."""
     cdef Layer layer = Layer(call, True)
-    cdef Result of_weight = call.operator.result_specs[0], of_bias = call.operator.result_specs[1]
-    cdef cnp.ndarray weight_product = of_weight.allocate(call), bias_product = None
+    cdef Result result
+    cdef cnp.ndarray weight_product, bias_product, input_product
     cdef Py_ssize_t begin = 0
-    if of_bias.is_asked_for(call):
-        bias_product = of_bias.allocate(call)
+    weight_product, bias_product, input_product = [
+        result.allocate(call) if result.is_asked_for(call) else None for result in call.operator.result_specs
+    ]
     layer.prepare_values()
     if layer.is_streamed:
         layer.stream(weight_product, threads)
         begin = layer.rows
-    while begin < layer.rows and layer.vocab:
-        layer.add_product(begin, weight_product, threads)
-        begin += layer.block
+    with np.errstate(all="ignore"):
+        while begin < layer.rows and layer.vocab:
+            layer.add_product(begin, weight_product, input_product, threads)
+            begin += layer.block
     if layer.sums is not None:
         write_sums(layer.sums, weight_product)
     elif not layer.rows:
         weight_product[...] = 0
     if bias_product is not None:
         write_sums(layer.bias_sums, bias_product)
-    return weight_product, bias_product
+    if input_product is not None and not layer.vocab:
+        input_product[...] = 0
+    return weight_product, bias_product, input_product
 
 
 cdef cnp.ndarray hessian(Call call, int threads):
@@ -409,7 +497,9 @@ cdef Py_ssize_t workspace_bound(Call call, int threads) except -1:
     for shape, dtype in layer.shapes():
         size += np.prod(shape, dtype=np.int64) * dtype.itemsize
     for each in call.values[2:]:  # copies of the vector, and options as float64
-        size += 8 * each.size if cnp.PyArray_CheckExact(each) else 0
+        size += 8 * each.size if cnp.PyArray_CheckExact(each) and each is not layer.vector_input else 0
+    if layer.vector_input is not None:  # copied by blocks
+        size += layer.block * layer.hidden * layer.input.itemsize
     if option(call, "vocab_start_index"):
         size += bytes_of_ids_from_zero(option(call, "target"))
     if not layer.rows or not layer.vocab or not layer.width:
@@ -424,10 +514,14 @@ cdef Py_ssize_t workspace_bound(Call call, int threads) except -1:
     layer.describe_rows(&rows, &of_rows, 0, layer.block)
     most = max(most, _cross_entropy_python.most_workspace(&rows, &of_rows, threads))
     to = without_memory((layer.vocab, layer.hidden), layer.accumulator)
-    if layer.vector is None:
+    if layer.is_whole:
         x, weights, to = layer.features, layer.pairs.reshape(layer.block, -1), layer.part
-    if layer.vector is None or layer.hidden:
+    if layer.is_whole or layer.hidden:
         p = layer.problem_of_rows(x, weights, to)
+        prepare(&s, &p, 0)
+        most = max(most, bound_of_schedule(&s))
+    if layer.vector_input is not None and layer.hidden:
+        p = layer.problem_of_input(x, layer.weight, weights, x if layer.vector is None else layer.input_part)
         prepare(&s, &p, 0)
         most = max(most, bound_of_schedule(&s))
     return size + most + 2 * ALIGNMENT

@@ -7,7 +7,8 @@ from ascend_grad._loss_options cimport LossOptions
 from ascend_grad._views cimport View
 
 ctypedef struct SparseLoss:
-    # The loss of a linear layer whose input is sparse, and its gradients. The caller fills in the first fields.
+    # The loss of a linear layer whose input is sparse, with its gradients; with a vector, the product of its Hessian with
+    # respect to weight and bias and the vector, in the place of the gradients. The caller fills in the first fields.
     ag_sparse_rows x
     Py_ssize_t rows
     Py_ssize_t nonzeros
@@ -18,6 +19,11 @@ ctypedef struct SparseLoss:
     const double *bias                # (V,) or NULL
     bint with_bias_grad
     View weight_grad                  # (V, H); data is NULL if it is not requested
+    View vector                       # (V, H), in the dtype of the weight; data is NULL without a vector
+    const double *vector_bias         # (V,), the part of the vector that belongs to the bias; NULL: 0
+    # Outputs that only gradients are computed from, (rows,). The entropy may be NULL: 0.
+    const double *lse                 # NULL: the loss is computed
+    const double *entropy
     # Set by prepare_sparse.
     const ag_linear_kernels *kernels
     int itemsize
@@ -31,9 +37,13 @@ ctypedef struct SparseLoss:
     double[2] denominators
     # The workspace.
     char *transposed                  # (H, pitch): the weight, and a vector of padding
+    char *transposed_vector           # (H, pitch), likewise; NULL without a vector
     char *sums                        # (H, pitch): the gradient of the weight; NULL if it is not requested
-    char *logits                      # (block, V): logits, then P, and a vector of padding
+    char *logits                      # (block, V): logits, without a vector then P, and a vector of padding
+    char *changes                     # (block, V): changes of the logits along the vector, and padding; NULL without it
+    char *p                           # (block, V): P, and padding; without a vector, it overwrites the logits
     char *bias_values                 # (V,) and a vector of padding, or NULL
+    char *vector_bias_values          # likewise
     double *bias_sums                 # (V,), or NULL
     double *partial_sums              # (tasks, V): of ranges of a block's rows, or NULL
     int64_t *cuts                     # (threads + 1,): the features that each thread adds to
@@ -46,6 +56,7 @@ ctypedef struct SparseLoss:
     int is_outside                    # some feature is not in [0, H)
 
 
+cdef bint fits_memory(const SparseLoss *s) noexcept nogil
 cdef bint are_starts_valid(const SparseLoss *s) noexcept nogil
 cdef Py_ssize_t least_sparse_workspace(
     ag_dtype dtype, Py_ssize_t vocab, Py_ssize_t hidden, bint with_weight_grad

@@ -4,8 +4,11 @@ The weight is transposed once. Rows are then computed in blocks: their logits, f
 outputs and P, by the phases of `cross_entropy`, which overwrite the logits; what P and the nonzeros add to the gradient of
 the weight, transposed as well. Each thread adds to a range of the features, so that the order of a sum is that of the rows.
 
-The caller owns the memory. It fills in the first fields of a `SparseLoss`, calls `are_starts_valid` and `prepare_sparse`,
-allocates `sparse_workspace_size` bytes, calls `place_sparse_workspace` and `run_sparse`.
+The product of the Hessian and a vector takes the same steps. The vector is transposed like the weight, the changes of the
+logits along it are computed like the logits, and P is the product of the Hessian with respect to the logits and the changes.
+
+The caller owns the memory. It fills in the first fields of a `SparseLoss`, calls `fits_memory`, `are_starts_valid` and
+`prepare_sparse`, allocates `sparse_workspace_size` bytes, calls `place_sparse_workspace` and `run_sparse`.
 """
 
 from libc.stdint cimport int32_t, int64_t
@@ -34,7 +37,7 @@ from ascend_grad._kernels cimport (
 from ascend_grad._linear_kernels cimport AG_SPARSE_OUTSIDE, AG_SPARSE_UNSORTED, ag_sparse_task
 from ascend_grad._linear_plan cimport kernels_for
 from ascend_grad._linear_problem cimport Problem as LinearProblem
-from ascend_grad._linear_problem cimport VECTOR_PADDING, largest_bias, round_bias
+from ascend_grad._linear_problem cimport VECTOR_PADDING, bound_transform, largest_bias, round_bias
 from ascend_grad._loss_options cimport (
     REDUCTION_NONE,
     LossOptions,
@@ -44,7 +47,7 @@ from ascend_grad._loss_options cimport (
     target_at,
     write_reduced,
 )
-from ascend_grad._memory cimport ALIGNMENT, Arena, arena_alloc, ceil_div
+from ascend_grad._memory cimport ALIGNMENT, SIZE_LIMIT, Arena, arena_alloc, ceil_div
 from ascend_grad._rowwise_plan cimport B, Problem, describe
 from ascend_grad._tasks cimport Team
 from ascend_grad._views cimport View
@@ -62,6 +65,9 @@ cdef enum:
 cdef double NS_OF_NONZERO = 1.5           # and once more for each cache line of classes
 cdef double NS_OF_LOGIT = 1.0
 cdef double NS_OF_WEIGHT = 0.5
+
+# Plans ask whether a loss has a vector, and never read it.
+cdef char any_address = 0
 
 
 # ---- structure -------------------------------------------------------------------------------------------------------
@@ -95,6 +101,14 @@ cdef bint check_rows(SparseLoss *s, Py_ssize_t row, Py_ssize_t row_end) noexcept
 
 # ---- workspace -------------------------------------------------------------------------------------------------------
 
+cdef bint fits_memory(const SparseLoss *s) noexcept nogil:
+    """Return whether the sizes of all buffers can be computed. Arrays without memory may have any shape."""
+    cdef Py_ssize_t most = SIZE_LIMIT // (8 * sizeof(double)), vocab = s.weight.shape[0]
+    if vocab > most // LEAST_BLOCK:
+        return False
+    return s.x.features <= most // kernels_for(s.dtype).sparse_pitch(vocab)
+
+
 cdef Py_ssize_t transposed_bytes(const SparseLoss *s) noexcept nogil:
     return (s.x.features * s.pitch + VECTOR_PADDING) * s.itemsize
 
@@ -107,18 +121,25 @@ cdef Py_ssize_t least_sparse_workspace(
     ag_dtype dtype, Py_ssize_t vocab, Py_ssize_t hidden, bint with_weight_grad
 ) noexcept nogil:
     """Return the least `workspace_bytes`: the transposed matrices, and a small block."""
-    cdef Py_ssize_t itemsize = ag_itemsize[<int>dtype]
-    cdef Py_ssize_t matrix = (hidden * kernels_for(dtype).sparse_pitch(vocab) + VECTOR_PADDING) * itemsize
+    cdef Py_ssize_t itemsize = ag_itemsize[<int>dtype], pitch = kernels_for(dtype).sparse_pitch(vocab), matrix
+    if vocab > SIZE_LIMIT // (LEAST_BLOCK * itemsize) or hidden > SIZE_LIMIT // (2 * itemsize * pitch):
+        return SIZE_LIMIT
+    matrix = (hidden * pitch + VECTOR_PADDING) * itemsize
     return (2 if with_weight_grad else 1) * matrix + (LEAST_BLOCK * vocab + VECTOR_PADDING) * itemsize + LOSS_BYTES
+
+
+cdef inline bint has_vector(const SparseLoss *s) noexcept nogil:
+    """Return whether the product of the Hessian and a vector is computed, and no loss."""
+    return s.vector.data != NULL
 
 
 cdef double sparse_cost(const SparseLoss *s) noexcept nogil:
     """Return the estimated nanoseconds on one thread."""
-    cdef double products = 1 + (s.weight_grad.data != NULL)
+    cdef double passes = 1 + has_vector(s), products = passes + (s.weight_grad.data != NULL)
     cdef double lines = 1 + <double>s.pitch * s.itemsize / 64
     cdef double vocab = s.weight.shape[0]
     cdef double of_products = NS_OF_NONZERO * lines * s.nonzeros + NS_OF_WEIGHT * vocab * s.x.features
-    return products * of_products + NS_OF_LOGIT * vocab * s.rows
+    return products * of_products + passes * NS_OF_LOGIT * vocab * s.rows
 
 
 cdef int expected_sparse_threads(const SparseLoss *s, int asked) noexcept nogil:
@@ -143,7 +164,12 @@ cdef void describe_block(SparseLoss *s, CrossEntropy *x, Py_ssize_t rows) noexce
     s.strides[0], s.strides[1] = s.shape[1] * s.itemsize, s.itemsize
     of_numbers[0], of_numbers[1] = 1, 0
     x.o = s.o
-    x.o.rows, x.o.is_double, x.return_grad = rows, s.dtype == AG_FLOAT64, s.weight_grad.data != NULL or s.with_bias_grad
+    x.o.rows, x.o.is_double = rows, s.dtype == AG_FLOAT64
+    if has_vector(s):
+        x.hessian, x.vector = s.p if s.p != NULL else &any_address, s.changes if s.changes != NULL else &any_address
+    else:
+        x.return_grad = s.weight_grad.data != NULL or s.with_bias_grad
+    x.given_lse, x.given_entropy = s.lse, s.entropy
     logits.data, logits.ndim, logits.shape, logits.strides = s.logits, 2, s.shape, s.strides
     logits.itemsize, logits.dtype, logits.swapped = s.itemsize, s.dtype, False
     numbers = logits
@@ -166,17 +192,24 @@ cdef Py_ssize_t place_sparse_workspace(SparseLoss *s, char *base) noexcept nogil
     arena.base, arena.used = base, 0
     s.transposed = arena_alloc(&arena, transposed_bytes(s))
     s.sums = arena_alloc(&arena, transposed_bytes(s)) if s.weight_grad.data != NULL else NULL
-    s.logits = arena_alloc(&arena, logits_bytes(s, s.block))
+    s.logits = s.p = arena_alloc(&arena, logits_bytes(s, s.block))
+    s.transposed_vector = s.changes = NULL
+    if has_vector(s):
+        s.transposed_vector = arena_alloc(&arena, transposed_bytes(s))
+        s.changes = arena_alloc(&arena, logits_bytes(s, s.block))
+        s.p = arena_alloc(&arena, logits_bytes(s, s.block))
     s.cuts = <int64_t *>arena_alloc(&arena, (s.threads + 1) * sizeof(int64_t))
-    s.bias_values = NULL
+    s.bias_values = s.vector_bias_values = NULL
     s.bias_sums = s.partial_sums = NULL
     if s.bias != NULL:
         s.bias_values = arena_alloc(&arena, (vocab + VECTOR_PADDING) * s.itemsize)
+    if s.vector_bias != NULL:
+        s.vector_bias_values = arena_alloc(&arena, (vocab + VECTOR_PADDING) * s.itemsize)
     if s.with_bias_grad:
         s.bias_sums = <double *>arena_alloc(&arena, vocab * sizeof(double))
         s.partial_sums = <double *>arena_alloc(&arena, ceil_div(s.block, BIAS_ROWS) * vocab * sizeof(double))
     if base != NULL:
-        describe_blocks(s)            # with the address of the logits
+        describe_blocks(s)            # with the addresses of logits, changes and P
     # Both losses take the same memory, one after the other.
     of_loss = max(loss_workspace_size(&s.loss), loss_workspace_size(&s.last))
     base = arena_alloc(&arena, of_loss)
@@ -196,7 +229,7 @@ cdef void prepare_sparse(SparseLoss *s, Py_ssize_t workspace_bytes, int threads)
     cdef Py_ssize_t row_bytes
     s.kernels, s.itemsize, s.threads = kernels_for(s.dtype), ag_itemsize[<int>s.dtype], threads
     s.pitch = s.kernels.sparse_pitch(s.weight.shape[0])
-    row_bytes = s.weight.shape[0] * s.itemsize
+    row_bytes = (3 if has_vector(s) else 1) * s.weight.shape[0] * s.itemsize
     row_bytes += s.nonzeros // max(<Py_ssize_t>1, s.rows) * (s.itemsize + (8 if s.x.is_wide else 4))
     s.block = max(<Py_ssize_t>1, BLOCK_BYTES // (LEAST_BLOCK * row_bytes)) * LEAST_BLOCK
     s.block = min(s.block, max(<Py_ssize_t>1, s.rows))
@@ -208,21 +241,31 @@ cdef void prepare_sparse(SparseLoss *s, Py_ssize_t workspace_bytes, int threads)
 
 # ---- phases ----------------------------------------------------------------------------------------------------------
 
-cdef void transpose_weight(const void *context, Py_ssize_t task, int thread) noexcept nogil:
-    """Transpose some features of the weight, and set the sums of these features to 0."""
-    cdef const SparseLoss *s = <const SparseLoss *>context
-    cdef Py_ssize_t first = task * FEATURES, count = min(<Py_ssize_t>FEATURES, s.x.features - first)
+cdef void transpose_features(
+    const SparseLoss *s, const View *matrix, Py_ssize_t first, Py_ssize_t count, char *to
+) noexcept nogil:
+    """Transpose some features of a matrix (V, H)."""
     cdef Py_ssize_t line = s.pitch * s.itemsize
     cdef ag_dim one, classes, features
     one.length, one.to, one.from_ = 1, 0, 0
-    classes.length, classes.to, classes.from_ = s.weight.shape[0], s.itemsize, s.weight.strides[0]
-    features.length, features.to, features.from_ = count, line, s.weight.strides[1]
-    if s.pitch > s.weight.shape[0]:
-        memset(s.transposed + first * line, 0, count * line)
+    classes.length, classes.to, classes.from_ = matrix.shape[0], s.itemsize, matrix.strides[0]
+    features.length, features.to, features.from_ = count, line, matrix.strides[1]
+    if s.pitch > matrix.shape[0]:
+        memset(to + first * line, 0, count * line)
     ag_copy_3d(
-        _cpu.active(), s.transposed + first * line, s.weight.data + first * s.weight.strides[1], one, classes, features,
-        s.itemsize, s.weight.swapped
+        _cpu.active(), to + first * line, matrix.data + first * matrix.strides[1], one, classes, features, s.itemsize,
+        matrix.swapped
     )
+
+
+cdef void transpose_matrices(const void *context, Py_ssize_t task, int thread) noexcept nogil:
+    """Transpose some features of the weight and of the vector, and set the sums of these features to 0."""
+    cdef const SparseLoss *s = <const SparseLoss *>context
+    cdef Py_ssize_t first = task * FEATURES, count = min(<Py_ssize_t>FEATURES, s.x.features - first)
+    cdef Py_ssize_t line = s.pitch * s.itemsize
+    transpose_features(s, &s.weight, first, count, s.transposed)
+    if has_vector(s):
+        transpose_features(s, &s.vector, first, count, s.transposed_vector)
     if s.sums != NULL:
         memset(s.sums + first * line, 0, count * line)
 
@@ -248,7 +291,7 @@ cdef ag_sparse_task task_of(const SparseLoss *s) noexcept nogil:
     cdef ag_sparse_task t
     t.classes, t.pitch, t.first_row = s.weight.shape[0], s.pitch, s.first_row
     t.row, t.row_end = s.first_row, s.first_row + s.current.o.rows
-    t.p, t.weight, t.bias, t.sums = s.logits, s.transposed, s.bias_values, s.sums
+    t.p, t.weight, t.bias, t.sums = s.p, s.transposed, s.bias_values, s.sums
     t.feature, t.feature_end = 0, s.x.features
     return t
 
@@ -259,11 +302,17 @@ cdef inline Py_ssize_t rows_of_task(const SparseLoss *s) noexcept nogil:
 
 
 cdef void compute_logits(const void *context, Py_ssize_t task, int thread) noexcept nogil:
+    """Compute the logits of some rows of the block, and their changes along the vector."""
     cdef SparseLoss *s = <SparseLoss *>context
     cdef ag_sparse_task t = task_of(s)
     t.row += task * rows_of_task(s)
     t.row_end = min(t.row_end, t.row + rows_of_task(s))
-    if check_rows(s, t.row, t.row_end):
+    if not check_rows(s, t.row, t.row_end):
+        return
+    t.p = s.logits
+    s.kernels.sparse_logits(&s.x, &t)
+    if has_vector(s):
+        t.p, t.weight, t.bias = s.changes, s.transposed_vector, s.vector_bias_values
         s.kernels.sparse_logits(&s.x, &t)
 
 
@@ -282,9 +331,9 @@ cdef void add_gradients(const void *context, Py_ssize_t task, int thread) noexce
     t.row_end = min(t.row + BIAS_ROWS, s.current.o.rows)
     cdef double *sums = s.partial_sums + task * t.classes
     if s.dtype == AG_FLOAT64:
-        add_rows(<const double *>s.logits + t.row * t.classes, t.row_end - t.row, t.classes, sums)
+        add_rows(<const double *>s.p + t.row * t.classes, t.row_end - t.row, t.classes, sums)
     else:
-        add_rows(<const float *>s.logits + t.row * t.classes, t.row_end - t.row, t.classes, sums)
+        add_rows(<const float *>s.p + t.row * t.classes, t.row_end - t.row, t.classes, sums)
 
 
 ctypedef fused real_t:
@@ -353,6 +402,7 @@ cdef void begin_block(SparseLoss *s, CrossEntropy *x, Py_ssize_t row) noexcept n
     x.o.token_weight, x.o.temperatures = from_row(o.token_weight, row), from_row(o.temperatures, row)
     x.o.grad_losses, x.o.grad_lse = from_row(o.grad_losses, row), from_row(o.grad_lse, row)
     x.o.grad_log_prob, x.o.grad_entropy = from_row(o.grad_log_prob, target), from_row(o.grad_entropy, row)
+    x.given_lse, x.given_entropy = from_row(s.lse, row), from_row(s.entropy, row)
     if o.reduction == REDUCTION_NONE:
         x.o.loss = result_from(o.loss, row, s.itemsize)
     x.o.outputs.lse = result_from(o.outputs.lse, row, s.itemsize)
@@ -384,7 +434,7 @@ cdef void end_block(SparseLoss *s) noexcept nogil:
 cdef void run_blocks(void *context, Team *team) noexcept nogil:
     cdef SparseLoss *s = <SparseLoss *>context
     cdef Py_ssize_t parts = ceil_div(s.x.features, FEATURES), row = 0, rows, tasks
-    _tasks.run_phase(team, transpose_weight, s, parts, False)
+    _tasks.run_phase(team, transpose_matrices, s, parts, False)
     while row < s.rows and not team.is_cancelled:
         begin_block(s, &s.loss if row + s.block < s.rows else &s.last, row)
         rows = s.current.o.rows
@@ -402,23 +452,32 @@ cdef void run_blocks(void *context, Team *team) noexcept nogil:
         _tasks.run_phase(team, write_weight_grad, s, parts, False)
 
 
-cdef int run_sparse(SparseLoss *s, int asked, double *last_check) except -1 nogil:
-    """Compute the loss and the gradients; of the bias in `bias_sums`. `asked`: the threads of the caller's choice, or 0.
-
-    Nothing is complete if `is_outside` is set.
-    """
+cdef void round_biases(SparseLoss *s) noexcept nogil:
+    """Round the bias, and the vector's part of it, as the dense layer does."""
     cdef LinearProblem p
+    cdef bint is_double = s.dtype == AG_FLOAT64
+    cdef double largest
+    memset(&p, 0, sizeof(p))
+    p.dtype, p.transform.scale, p.transform.softcap = s.dtype, s.o.logit_scale, s.o.softcap
+    bound_transform(&p)
+    largest = largest_bias(&p, s.o.temperature, s.o.temperatures, s.rows)
+    if s.bias != NULL:
+        round_bias(s.bias_values, s.bias, s.weight.shape[0], largest, is_double)
+    if s.vector_bias != NULL:
+        round_bias(s.vector_bias_values, s.vector_bias, s.weight.shape[0], largest, is_double)
+
+
+cdef int run_sparse(SparseLoss *s, int asked, double *last_check) except -1 nogil:
+    """Compute the loss and the gradients, or the product of the Hessian and the vector.
+
+    What belongs to the bias is left in `bias_sums`. Nothing is complete if `is_outside` is set. `asked`: the threads of the
+    caller's choice, or 0.
+    """
     memset(s.losses, 0, sizeof(s.losses))
     memset(s.squares, 0, sizeof(s.squares))
     s.current, s.correct, s.is_outside, s.x.is_unsorted = NULL, 0, 0, 0
     set_denominators(&s.o, s.denominators, last_check)
-    if s.bias != NULL:
-        memset(&p, 0, sizeof(p))
-        p.dtype, p.transform.scale, p.transform.softcap = s.dtype, s.o.logit_scale, s.o.softcap
-        round_bias(
-            s.bias_values, s.bias, s.weight.shape[0], largest_bias(&p, s.o.temperature, s.o.temperatures, s.rows),
-            s.dtype == AG_FLOAT64
-        )
+    round_biases(s)
     if s.with_bias_grad:
         memset(s.bias_sums, 0, s.weight.shape[0] * sizeof(double))
     cut_features(s)

@@ -1,4 +1,4 @@
-"""The loss of a linear layer whose input is sparse: validated calls, and memory for their schedules.
+"""The loss of a linear layer whose input is sparse, and products of its Hessian: calls, and memory for their schedules.
 
 Rows and classes exist: without any, the input is not read, and `_linear_python` computes the call.
 """
@@ -9,7 +9,7 @@ cimport numpy as cnp
 from libc.string cimport memset
 
 from ascend_grad cimport _cpu, _memory, _threads
-from ascend_grad._call cimport BT, LOSS, Call, native_vector
+from ascend_grad._call cimport BT, LAYER_PRODUCT, LOSS, LOSS_GRADIENT, Call, native_vector
 from ascend_grad._dtypes cimport dtype_of
 from ascend_grad._kernels cimport ag_dtype
 from ascend_grad._linear_kernels cimport ag_matrix
@@ -20,6 +20,7 @@ from ascend_grad._linear_sparse cimport (
     are_starts_valid,
     choose_sparse_threads,
     expected_sparse_threads,
+    fits_memory,
     place_sparse_workspace,
     prepare_sparse,
     run_sparse,
@@ -37,7 +38,18 @@ from ascend_grad._loss_arguments cimport (
 from ascend_grad._memory cimport ALIGNMENT
 from ascend_grad._views cimport View, view_of
 
+from ._dtypes import FLOATING_DTYPES
+
 cnp.import_array()
+
+cdef tuple _dtypes = FLOATING_DTYPES  # in the order of ag_dtype
+
+
+cdef int place_of_weight(Call call) noexcept:
+    """Return the place of the weight's gradient or product among the results. The bias's is the next."""
+    if call.operator.kernels == LAYER_PRODUCT:
+        return 0
+    return 2 if call.operator.kernels == LOSS else 1
 
 
 cdef int describe_sparse(SparseLoss *s, Call call, list results, list held, bint with_values) except -1:
@@ -47,13 +59,13 @@ cdef int describe_sparse(SparseLoss *s, Call call, list results, list held, bint
     """
     cdef cnp.ndarray data = call.sparse.data, indices = call.sparse.indices, starts = call.sparse.starts
     cdef cnp.ndarray target = option(call, "target"), weight = option(call, "weight")
-    cdef bint has_loss = call.operator.kernels == LOSS
+    cdef int place = place_of_weight(call)
     memset(s, 0, sizeof(SparseLoss))
     s.x.values, s.x.indices, s.x.is_wide = data_of(data), data_of(indices), cnp.PyArray_ITEMSIZE(indices) == 8
     s.x.starts, s.x.features = <const cnp.int64_t *>data_of(starts), call.sparse.shape[1]
     s.rows, s.nonzeros, s.dtype = call.sizes[BT], call.sparse.nonzeros, <ag_dtype>dtype_of(data)
-    s.weight, s.weight_grad = view_of(weight), view_of(results[1 + has_loss])
-    s.with_bias_grad = results[2 + has_loss] is not None
+    s.weight, s.weight_grad = view_of(weight), view_of(results[place])
+    s.with_bias_grad = results[place + 1] is not None
     if dtype_of(target) >= 0:
         s.prob = view_of(target)
         held += set_options(&s.o, target, call, with_values)
@@ -61,9 +73,28 @@ cdef int describe_sparse(SparseLoss *s, Call call, list results, list held, bint
         describe_targets(s, native_vector(target), call, held, with_values)
     s.o.is_double = cnp.PyArray_ITEMSIZE(data) == 8
     s.bias = vector_of(option(call, "bias"), held, with_values)
-    if has_loss:
+    if call.operator.kernels == LOSS:
         set_results(&s.o, results)
+    elif call.operator.kernels == LOSS_GRADIENT:
+        s.lse = vector_of(option(call, "lse"), held, with_values)
+        s.entropy = vector_of(option(call, "entropy"), held, with_values)
+    else:
+        describe_vector(s, call, held, with_values)
     held += [data, indices, starts]
+    if not fits_memory(s):
+        shape = f"({cnp.PyArray_DIM(weight, 0)}, {cnp.PyArray_DIM(weight, 1)})"
+        raise MemoryError(f"{call.operator.name}: a weight of shape {shape}, transposed, fits no memory")
+    return 0
+
+
+cdef int describe_vector(SparseLoss *s, Call call, list held, bint with_values) except -1:
+    """Fill in the vector of a product, rounded to the dtype of the weight."""
+    cdef cnp.ndarray vector = option(call, "vector")
+    if with_values:
+        with np.errstate(all="ignore"):
+            vector = vector.astype(_dtypes[dtype_of(option(call, "weight"))], copy=False)
+        held.append(vector)
+    s.vector, s.vector_bias = view_of(vector), vector_of(option(call, "vector_bias"), held, with_values)
     return 0
 
 
@@ -106,7 +137,7 @@ cdef int compute(Call call, list results, int num_threads) except -1:
     if s.is_outside:
         call.sparse.refuse_columns(call.operator.name)
     if s.with_bias_grad:
-        bias_grad = results[3 if call.operator.kernels == LOSS else 2]
+        bias_grad = results[place_of_weight(call) + 1]
         view = view_of(bias_grad)
         to = matrix_of(&view)
         write_doubles(_cpu.active(), s.bias_sums, cnp.PyArray_DIM(bias_grad, 0), &to)

@@ -11,7 +11,7 @@ from ascend_grad._cross_entropy_rows cimport (
     Rows,
     Slot,
     bends,
-    inverse_of,
+    inverse_of_row,
     load_at_targets,
     logit_scale_of,
     needs_gradient,
@@ -49,13 +49,6 @@ from ascend_grad._rowwise_plan cimport A, Operand
 
 cdef enum:
     SEGMENT = 256                     # elements of a row that are converted together
-
-
-cdef inline double inverse_of_row(const CrossEntropy *x, Py_ssize_t number) noexcept nogil:
-    """Return the reciprocal temperature of a row."""
-    if x.o.temperatures == NULL:
-        return x.inverse_temperature
-    return inverse_of(&x.o, x.o.temperatures[number])
 
 
 cdef void set_target_weights(const CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
@@ -250,7 +243,8 @@ cdef inline void set_certain_gradient(
 ) noexcept nogil:
     """Set the gradient of a row with dense targets at the entry that has the maximum, if that is nearly certain."""
     cdef double at_certain, others = 0 if grad_loss == 0 else grad_loss * r.below[i] * x.class_scale
-    r.certain[i] = 1 if reciprocal > AG_NEARLY_CERTAIN else 2
+    # Without statistics no entry counts as nearly certain.
+    r.certain[i] = 1 if reciprocal > AG_NEARLY_CERTAIN and x.given_lse == NULL else 2
     at_certain = ag_certain_gradient(c, others, r.rest[i] * reciprocal)
     if c.b != 0:
         at_certain += ag_entropy_gradient(c, reciprocal, mean_gap)

@@ -64,6 +64,9 @@ ctypedef struct CrossEntropy:
     char *prob                        # (rows, V), in the dtype of the logits: the probabilities; NULL: not requested
     char *hessian                     # (rows, V), likewise: the diagonal of the Hessian of the loss, or with a vector their product
     const char *vector                # (rows, V), in the dtype of tiles; NULL: none
+    # Outputs that only the gradient is computed from, (rows,). The entropy may be NULL: 0.
+    const double *given_lse           # NULL: the statistics are computed
+    const double *given_entropy
     # What follows from the options.
     double class_sum
     double class_scale                # see ag_class_scale; 1 without class weights
@@ -141,6 +144,11 @@ cdef inline double scale_of(const LossOptions *o, double temperature) noexcept n
 cdef inline double scale_of_all(const CrossEntropy *x) noexcept nogil:
     """Return the factor of all logits, 1 if rows have temperatures."""
     return 1 if x.o.temperatures != NULL else scale_of(&x.o, x.o.temperature)
+
+
+cdef inline double inverse_of_row(const CrossEntropy *x, Py_ssize_t number) noexcept nogil:
+    """Return the reciprocal temperature of a row, with the factor of `factor_of`."""
+    return x.inverse_temperature if x.o.temperatures == NULL else inverse_of(&x.o, x.o.temperatures[number])
 
 
 cdef inline double row_weight(const LossOptions *o, Py_ssize_t number) noexcept nogil:

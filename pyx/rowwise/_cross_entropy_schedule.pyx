@@ -86,7 +86,7 @@ cdef bint has_one_term(const CrossEntropy *x) noexcept nogil:
     """
     return not (
         is_dense(&x.o) or x.o.temperatures != NULL or x.o.grad_losses != NULL or has_square(&x.o) or has_outputs(&x.o)
-        or has_output_grads(&x.o) or is_transformed(&x.o)
+        or has_output_grads(&x.o) or is_transformed(&x.o) or x.given_lse != NULL
     )
 
 
@@ -112,7 +112,7 @@ cdef ag_row_op plan_of(const CrossEntropy *x, Py_ssize_t classes, bint has_other
         return AG_LOSS_EXP_OF_DENSE
     if (
         needs_entropy(&x.o) or x.o.outputs.predicted != NULL or x.o.outputs.correct != NULL
-        or x.o.temperatures != NULL or is_transformed(&x.o) or has_full_results(x)
+        or x.o.temperatures != NULL or is_transformed(&x.o) or has_full_results(x) or x.given_lse != NULL
     ):
         return AG_LOSS_EXP_OF_ROWS
     # The kernel of strips computes label smoothing. With every instruction set, strips have up to AG_STRIP_ROWS(2) rows.

@@ -1,6 +1,6 @@
 """Tasks of a loss of rows: blocks of whole rows or columns, and the phases of rows that are split."""
 
-from libc.math cimport INFINITY, NAN
+from libc.math cimport INFINITY, NAN, isfinite
 from libc.stdint cimport int64_t
 
 from ascend_grad cimport _cpu, _tasks
@@ -11,6 +11,7 @@ from ascend_grad._cross_entropy_rows cimport (
     Rows,
     begin_rows,
     has_full_results,
+    inverse_of_row,
     number_rows,
     parameters,
     rows_at,
@@ -20,7 +21,7 @@ from ascend_grad._cross_entropy_rows cimport (
     upstream_of_all,
 )
 from ascend_grad._kernels cimport AG_ACCURATE_SUM, ag_sum, ag_sum_add, ag_sum_total
-from ascend_grad._loss_options cimport is_dense, target_at
+from ascend_grad._loss_options cimport is_dense, number_of, target_at
 from ascend_grad._rowwise_kernels cimport (
     AG_LOSS_EXP,
     AG_LOSS_EXP_OF_DENSE,
@@ -73,18 +74,36 @@ cdef void subtract_largest(const CrossEntropy *x, const ag_tile *tile, const ag_
         x.kernels.rows_sum(&close, AG_LOSS_REST, &part, &r.rest[first])
 
 
+cdef void set_given_statistics(const CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
+    """Set the statistics of rows whose lse is given, as if a logit of probability 1 were the lse."""
+    cdef Py_ssize_t i
+    cdef double lse
+    for i in range(count):
+        lse = x.given_lse[r.numbers[i]]
+        # No probability follows from an infinite lse.
+        r.max[i] = lse / inverse_of_row(x, r.numbers[i]) if isfinite(lse) else NAN
+        r.rest[i] = 0
+        r.moment[i] = number_of(x.given_entropy, r.numbers[i])
+
+
 cdef void whole_rows(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Rows *r, const char *next) noexcept nogil:
     """Compute the whole rows of a tile, which begins at row `begin`, up to the gradients at targets."""
     cdef ag_loss_rows rows
     cdef Py_ssize_t i
     begin_rows(x, begin, tile.rows, r)
-    x.kernels.rows_max(tile, r.max)
+    if x.given_lse != NULL:
+        set_given_statistics(x, tile.rows, r)
+    else:
+        x.kernels.rows_max(tile, r.max)
     rows = parameters(x, r)
     rows.next = next
-    x.kernels.rows_sum(tile, AG_LOSS_EXP, &rows, r.rest)
-    subtract_largest(x, tile, &rows, r)
-    if x.needs_moment:
-        x.kernels.rows_sum(tile, AG_LOSS_MOMENT, &rows, r.moment)
+    if x.given_lse != NULL:
+        x.kernels.rows_sum(tile, AG_LOSS_EXP, &rows, r.deficit)  # for the exponentials that it caches
+    else:
+        x.kernels.rows_sum(tile, AG_LOSS_EXP, &rows, r.rest)
+        subtract_largest(x, tile, &rows, r)
+        if x.needs_moment:
+            x.kernels.rows_sum(tile, AG_LOSS_MOMENT, &rows, r.moment)
     if x.needs_deficit:
         x.kernels.rows_sum(tile, x.deficit_sum, &rows, r.deficit)
     if is_dense(&x.o):
@@ -425,14 +444,13 @@ cdef void sum_product_splits(CrossEntropy *x, Team *team, Rows *r) noexcept nogi
     combine_further(x, team, 0, r.at_largest)
 
 
-cdef void run_split_phases(CrossEntropy *x, Team *team) noexcept nogil:
+cdef void compute_split_statistics(CrossEntropy *x, Team *team, Rows *r) noexcept nogil:
+    """Compute the statistics of all rows of a problem that is split, but for the sums of label smoothing."""
     cdef Schedule *s = &x.s
-    cdef Rows r = rows_at(x, x.buffers)
-    cdef Py_ssize_t tasks = s.plan.blocks * s.plan.splits, row
+    cdef Py_ssize_t row
     cdef bint has_near_one = False
-    begin_rows(x, 0, s.p.rows, &r)
     s.max = r.max
-    run_phase(s, team, SPLIT_MAX, tasks)
+    run_phase(s, team, SPLIT_MAX, s.plan.blocks * s.plan.splits)
     run_combination(s, team, COMBINE_MAX, s.p.rows)
     sum_splits(x, team, AG_LOSS_EXP, r.rest)
     for row in range(s.p.rows):
@@ -443,6 +461,17 @@ cdef void run_split_phases(CrossEntropy *x, Team *team) noexcept nogil:
         r.rest[row] = r.factor[row] if has_near_one and r.rest[row] < AG_ACCURATE_SUM else r.rest[row] - 1
     if x.needs_moment:
         sum_splits(x, team, AG_LOSS_MOMENT, r.moment)
+
+
+cdef void run_split_phases(CrossEntropy *x, Team *team) noexcept nogil:
+    cdef Schedule *s = &x.s
+    cdef Rows r = rows_at(x, x.buffers)
+    cdef Py_ssize_t tasks = s.plan.blocks * s.plan.splits, row
+    begin_rows(x, 0, s.p.rows, &r)
+    if x.given_lse != NULL:
+        set_given_statistics(x, s.p.rows, &r)
+    else:
+        compute_split_statistics(x, team, &r)
     if x.needs_deficit:
         sum_splits(x, team, x.deficit_sum, r.deficit)
     if is_dense(&x.o):

@@ -156,8 +156,6 @@ def test_wrong_weights_and_vectors_are_refused():
     for call in (found.fun, found.jac, lambda w: found.hessp(w, w), found.unpack):
         with pytest.raises(ag.ParamInvalidError, match="scipy_multinomial: w: expected shape"):
             call(np.zeros(len(found.x0) + 1))
-    with pytest.raises(ag.ParamTypeError, match="scipy_multinomial: hessp: expected dense X"):
-        scipy_multinomial(sparse.csr_array(X), y).hessp(found.x0, found.x0)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int64"])
@@ -167,7 +165,65 @@ def test_sparse_features(dtype, kind):
     X = np.where(np.abs(X) < 0.7, 0, 3 * X).astype(dtype)
     options: dict[str, Any] = {"l2": 0.3, "sample_weight": weight, "reference_class": True}
     found, right = scipy_multinomial(getattr(sparse, kind)(X), y, **options), scipy_multinomial(X, y, **options)
-    w = generator("point", len(right.x0)).normal(size=len(right.x0))
+    w, p = generator("point", len(right.x0)).normal(size=(2, len(right.x0)))
     tolerance = 1e-5 if dtype == "float32" else 1e-12
     assert found.fun(w) == pytest.approx(right.fun(w), rel=tolerance)
     np.testing.assert_allclose(found.jac(w), right.jac(w), atol=tolerance)
+    np.testing.assert_allclose(found.hessp(w, p), right.hessp(w, p), atol=tolerance)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_products_of_the_hessian_of_sparse_features(options, weighted):
+    X, y, weight = problem()
+    X[np.abs(X) < 0.7] = 0
+    found = scipy_multinomial(sparse.csr_array(X), y, sample_weight=weight if weighted else None, **options)
+    w, p = generator("product", len(found.x0)).normal(size=(2, len(found.x0)))
+    difference = (found.jac(w + 1e-5 * p) - found.jac(w - 1e-5 * p)) / 2e-5
+    np.testing.assert_allclose(found.hessp(w, p), difference, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["trust-ncg", "Newton-CG"])
+def test_a_fit_of_sparse_features_with_second_derivatives(method):
+    X, y, weight = problem()
+    X[np.abs(X) < 0.7] = 0
+    fits = []
+    for features in (X, sparse.csr_array(X)):
+        found = scipy_multinomial(features, y, sample_weight=weight, l2=1e-2)
+        fit = minimize(found.fun, found.x0, jac=found.jac, hessp=found.hessp, method=method, tol=1e-10)
+        fits.append(found.unpack(fit.x)[0])
+    np.testing.assert_allclose(fits[1], fits[0], atol=1e-7)
+
+
+@pytest.mark.parametrize("scale", [2.0**-140, 2.0**-20, 2.0**20, 2.0**140])
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_vectors_beyond_float32(is_sparse, scale):
+    """The product is linear in the vector, which float32 data do not limit to the range of float32."""
+    X, y, _ = problem("float32")
+    found = scipy_multinomial(sparse.csr_array(X) if is_sparse else X, y, l2=0.1)
+    w, p = generator("product", len(found.x0)).normal(size=(2, len(found.x0)))
+    np.testing.assert_array_equal(found.hessp(w, p * scale), found.hessp(w, p) * scale)
+    assert not found.hessp(w, 0 * p).any()
+    for value in (np.inf, np.nan):
+        p[0] = value
+        assert not np.isfinite(found.hessp(w, p)).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "longdouble", "uint64", "bool"])
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_other_numbers_become_float64(is_sparse, dtype):
+    """Large values of the features and of the coefficients do not overflow, as they would in float16."""
+    X, y, _ = problem()
+    X = np.abs(30_000 * X).clip(0, 65_000).astype(dtype)
+    if is_sparse and dtype == "float16":  # which SciPy's own constructors refuse
+        rows = sparse.csr_array(X.astype(np.float32))
+        rows.data = rows.data.astype(dtype)
+    else:
+        rows = sparse.csr_array(X) if is_sparse else X
+    found, right = scipy_multinomial(rows, y), scipy_multinomial(X.astype(np.float64), y)
+    w, p = generator("point", len(right.x0)).normal(size=(2, len(right.x0)))
+    assert found.unpack(1e6 * w)[0].dtype == np.float64
+    w *= 1e-4
+    assert found.fun(w) == pytest.approx(right.fun(w))
+    np.testing.assert_allclose(found.jac(w), right.jac(w), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(found.hessp(w, p), right.hessp(w, p), rtol=1e-9, atol=1e-9)

@@ -37,6 +37,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
         SoftmaxRegression(),
         SoftmaxRegression(C=0.1, class_weight="balanced", warm_start=True),
         SoftmaxRegression(solver="trust-ncg"),
+        SoftmaxRegression(solver="trust-ncg", tol=0, max_iter=20),
     ]
 )
 def test_checks_of_scikit_learn(estimator, check):
@@ -122,13 +123,14 @@ def test_names_of_classes():
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("kind", ["csr_array", "csr_matrix", "csc_array", "coo_matrix"])
 @pytest.mark.parametrize("classes", [2, 3])
-def test_sparse_data(dtype, kind, classes):
+@pytest.mark.parametrize("solver", ["lbfgs", "trust-ncg"])
+def test_sparse_data(dtype, kind, classes, solver):
     X, y = classified(300, 6, classes)
     X[np.abs(X) < 0.7] = 0
     X = X.astype(dtype)
-    assert get_tags(SoftmaxRegression()).input_tags.sparse
+    assert get_tags(SoftmaxRegression(solver=solver)).input_tags.sparse
     rows = getattr(sparse, kind)(X)
-    model, dense = SoftmaxRegression(tol=1e-5).fit(rows, y), SoftmaxRegression(tol=1e-5).fit(X, y)
+    model, dense = (SoftmaxRegression(solver=solver, tol=1e-5).fit(each, y) for each in (rows, X))
     assert model.coef_.dtype == dtype
     np.testing.assert_allclose(model.coef_, dense.coef_, atol=2e-3 if dtype == "float32" else 1e-4)
     np.testing.assert_allclose(model.predict_proba(rows), model.predict_proba(X), rtol=1e-5)
@@ -149,9 +151,57 @@ def test_errors():
         assert solver == "lbfgs" or caught[0].filename == __file__
 
 
-def test_products_of_the_hessian_take_dense_data():
-    X, y = classified(30, 4, 3)
-    model = SoftmaxRegression(solver="trust-ncg")
-    assert not get_tags(model).input_tags.sparse
-    with pytest.raises(TypeError, match="dense data is required"):
-        model.fit(sparse.csr_array(X), y)
+@pytest.mark.parametrize("solver", ["lbfgs", "trust-ncg"])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_no_iteration(solver, classes):
+    """The coefficients stay those that the fit starts from, and a warning tells the caller of `fit`."""
+    X, y = classified(60, 4, classes)
+    model = SoftmaxRegression(solver=solver, max_iter=0)
+    with pytest.warns(ConvergenceWarning, match=f"{solver} failed to converge, .* no iteration") as caught:
+        model.fit(X, y)
+    assert caught[0].filename == __file__
+    assert not model.coef_.any()
+    assert not model.intercept_.any()
+    assert model.n_iter_.tolist() == [0]
+    assert np.allclose(model.predict_proba(X), 1 / classes)
+    model.set_params(max_iter=50, warm_start=True).fit(X, y)
+    coef = model.coef_
+    with pytest.warns(ConvergenceWarning):
+        model.set_params(max_iter=0).fit(X, y)
+    np.testing.assert_array_equal(model.coef_, coef)
+
+
+@pytest.mark.parametrize("solver", ["lbfgs", "trust-ncg"])
+@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_a_tolerance_of_zero(solver, is_sparse):
+    """The fit goes on as far as the rounding lets it, and finds finite coefficients."""
+    X, y = classified(200, 5, 3)
+    right = SoftmaxRegression(tol=1e-9, solver="trust-ncg").fit(X, y)
+    model = SoftmaxRegression(tol=0, solver=solver, max_iter=300).fit(sparse.csr_array(X) if is_sparse else X, y)
+    np.testing.assert_allclose(model.coef_, right.coef_, atol=1e-4)
+
+
+@pytest.mark.parametrize("solver", ["lbfgs", "trust-ncg"])
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_a_gradient_of_zero_ends_the_fit(solver, is_sparse):
+    """Without features that tell the classes apart, the fit ends where it begins, also with a tolerance of 0."""
+    X, y = np.zeros((8, 3)), np.arange(8) % 2
+    model = SoftmaxRegression(tol=0, solver=solver).fit(sparse.csr_array(X) if is_sparse else X, y)
+    assert model.n_iter_.tolist() == [0]
+    assert not model.coef_.any()
+    assert not model.intercept_.any()
+
+
+@pytest.mark.parametrize("solver", ["lbfgs", "trust-ncg"])
+@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_very_large_features(solver, is_sparse, dtype):
+    """Without a penalty, features in another unit give the same probabilities."""
+    X, y = classified(300, 4, 3, dtype)
+    found = []
+    for factor in (1, 2**40):
+        rows = sparse.csr_array(factor * X) if is_sparse else factor * X
+        model = SoftmaxRegression(C=np.inf, fit_intercept=False, solver=solver, tol=1e-6 * factor, max_iter=300)
+        found.append(model.fit(rows, y).predict_proba(rows))
+    np.testing.assert_allclose(found[1], found[0], atol=1e-3)

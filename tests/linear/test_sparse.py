@@ -14,42 +14,31 @@ import scipy.sparse
 from faults import outcome
 from linear_samples import Shape
 from loss_samples import EDGES, OPTIONS, arguments_of, backward_of, check
+from hypothesis import given
+from hypothesis import strategies as st
 from samples import assert_identical, generator
+from sparse_samples import (
+    FLOATS,
+    dense_copy,
+    random_matrix,
+    sparse,
+    structures,
+    times,
+    transposed_times,
+    ways,
+    with_zeros,
+)
 
 import ascend_grad as ag
 
 LOSS, BACKWARD = "linear_cross_entropy", "linear_cross_entropy_backward"
+PRODUCT = "linear_cross_entropy_hvp"
 
 #: Numbers of classes around the vectors of every instruction set, and more than registers hold.
 SHAPES = tuple(Shape(rows, classes, 30) for rows, classes in (
     (300, 1), (300, 2), (90, 3), (300, 4), (90, 5), (90, 8), (90, 9), (300, 16), (90, 17), (90, 33), (90, 63), (90, 64),
     (40, 65), (40, 129), (20, 700),
 ))  # fmt: skip
-FLOATS = ("float32", "float64")
-
-
-def with_zeros(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Set most elements of the input to 0, among them all of some rows and columns."""
-    x = arguments["input"].copy()
-    random = generator("zeros", x.shape)
-    x[random.random(x.shape) < 0.6] = 0
-    x[::7] = 0
-    x[:, ::11] = 0
-    return arguments | {"input": x}
-
-
-def sparse(arguments: dict[str, Any], **parts: Any) -> dict[str, Any]:
-    """Make the input of a call sparse, with other parts if they are given."""
-    x = scipy.sparse.csr_array(arguments["input"])
-    for name, part in parts.items():
-        setattr(x, name, part)
-    return arguments | {"input": x}
-
-
-def random_matrix(rows: int, columns: int, density: float, kind: str = "csr") -> Any:
-    random = generator("matrix", rows, columns)
-    x = random.random((rows, columns)) * (random.random((rows, columns)) < density)
-    return scipy.sparse.csr_array(x).asformat(kind)
 
 
 def assert_same(results: Any, right: Any) -> None:
@@ -146,26 +135,6 @@ def test_dense_targets(dtype):
 # ---- structure -------------------------------------------------------------------------------------------------------
 
 
-def ways(x: np.ndarray) -> Iterator[Any]:
-    """Yield the same matrix in several forms: unsorted, with elements in parts, and mapped to a file's memory."""
-    csr = scipy.sparse.csr_array(x)
-    yield scipy.sparse.csr_matrix(x)
-    mapped = csr.copy()
-    mapped.data, mapped.indices, mapped.indptr = (each.view(np.memmap) for each in (csr.data, csr.indices, csr.indptr))
-    yield mapped
-    unsorted = csr.copy()
-    for begin, end in zip(csr.indptr[:-1], csr.indptr[1:]):
-        unsorted.indices[begin:end] = csr.indices[begin:end][::-1]
-        unsorted.data[begin:end] = csr.data[begin:end][::-1]
-    yield scipy.sparse.csr_array((unsorted.data, unsorted.indices, unsorted.indptr), csr.shape)
-    twice = np.repeat(csr.data / 2, 2), np.repeat(csr.indices, 2), csr.indptr * 2
-    yield scipy.sparse.csr_array(twice, csr.shape)
-    yield scipy.sparse.csr_array((csr.data.astype(csr.dtype.newbyteorder()), csr.indices, csr.indptr), csr.shape)
-    longer = scipy.sparse.csr_array(csr)
-    longer.data, longer.indices = np.append(csr.data, 7).astype(x.dtype), np.append(csr.indices, 99).astype(np.int32)
-    yield longer
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_forms_of_a_matrix(dtype, cpu_engines):
     arguments = with_zeros(arguments_of(Shape(300, 5, 40), dtype, "outputs"))
@@ -188,6 +157,19 @@ def test_layouts_of_the_weight(dtype):
         w.astype(w.dtype.newbyteorder()),
     ):
         assert_same(ag.linear_cross_entropy(**sparse(arguments) | {"weight": way}, backend="cpu"), right)
+
+
+@given(data=st.data())
+def test_any_structure(data):
+    """Rows and columns may be missing, and elements in any order, several at a place, or zeros."""
+    x = data.draw(structures())
+    rows, columns = x.shape
+    classes = data.draw(st.integers(1, 20))
+    option = data.draw(st.sampled_from(("no option", "outputs", "all")))
+    arguments = arguments_of(Shape(rows, classes, columns), "float64", option, "sum") | {"input": dense_copy(x)}
+    threads = data.draw(st.integers(1, 3))
+    for backend in ("cpu", "reference"):
+        check(ag.linear_cross_entropy(**arguments | {"input": x}, backend=backend, num_threads=threads), arguments, "float64")
 
 
 @pytest.mark.parametrize("option", ["no option", "cap", "all"])
@@ -216,17 +198,25 @@ def test_integers_take_the_dtype_of_the_weight():
         )
 
 
-def test_elements_that_are_not_stored_add_nothing():
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_elements_that_are_not_stored_add_nothing(backend):
     """A stored 0 times infinity is NaN, as in the dense layer; an element that is not stored is no factor."""
     x = scipy.sparse.csr_array(np.array([[1.0, 0], [1, 1]]))
     w = np.array([[1.0, np.inf], [0, 0]])
-    result = ag.linear_cross_entropy(x, w, np.array([0, 0]), reduction="none", outputs=("lse",))
+    result = ag.linear_cross_entropy(x, w, np.array([0, 0]), reduction="none", outputs=("lse",), backend=backend)
     assert np.isfinite(result.lse[0])
     assert result.lse[1] == np.inf
     stored = scipy.sparse.csr_array(
         (np.array([1.0, 0, 1, 1]), x.toarray().nonzero()[1][[0, 2, 1, 2]], [0, 2, 4]), x.shape
     )
-    assert np.isnan(ag.linear_cross_entropy(stored, w, np.array([0, 0]), reduction="none").loss[0])
+    call = {"target": np.array([0, 0]), "reduction": "none", "backend": backend}
+    assert np.isnan(ag.linear_cross_entropy(stored, w, **call).loss[0])
+    # A row whose derivatives are NaN adds them to the columns of its elements.
+    w[0, 1] = 0
+    unknown = ag.linear_cross_entropy(x, w, **call, grad_loss=np.array([np.nan, 1]), bias=np.zeros(2))
+    assert np.isnan(unknown.weight_grad[:, 0]).all()
+    assert np.isfinite(unknown.weight_grad[:, 1]).all()
+    assert np.isnan(unknown.bias_grad).all()
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -239,6 +229,82 @@ def test_rows_without_a_gradient_are_not_read(threads):
     result = ag.linear_cross_entropy(**sparse(arguments), num_threads=threads)
     assert_identical(result.weight_grad, right.weight_grad)
     assert_identical(np.asarray(result.loss), np.asarray(right.loss))
+
+
+# ---- the given lse ---------------------------------------------------------------------------------------------------
+
+
+def plain_backward(arguments: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the gradients of weight and bias from the lse and the entropy that are given, with plain targets."""
+    x = arguments["input"]
+    with np.errstate(all="ignore"):
+        z = times(x, arguments["weight"].T) + arguments["bias"].astype(float)
+        lse, entropy = (arguments[name].astype(float)[:, None] for name in ("lse", "entropy"))
+        p = np.exp(z - np.where(np.isfinite(lse), lse, np.nan))
+        is_target = np.arange(z.shape[1]) == arguments["target"][:, None]
+        gradient = arguments["grad_loss"] * (p - is_target) - arguments["grad_entropy"][:, None] * p * (z - lse + entropy)
+        return transposed_times(x, gradient).T, gradient.sum(axis=0)
+
+
+@pytest.mark.parametrize("classes", [3, 40, 3000])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_backward_reads_the_given_lse(dtype, classes, cpu_engines):
+    """Any lse counts, such as that of a vocabulary of which the weight has a part; an infinite one gives NaN."""
+    random = generator("given lse", dtype, classes)
+    x = random_matrix(50, 30, 0.3).astype(dtype)
+    x.indptr[8:] -= x.indptr[8] - x.indptr[7]  # a row without elements; the elements of the others are others then
+    arguments = {"input": x, "weight": random.standard_normal((classes, 30)).astype(dtype), "target": np.arange(50) % 3}
+    arguments |= {"bias": random.standard_normal(classes), "reduction": "sum", "grad_loss": 0.7}
+    arguments |= {"lse": random.uniform(-1, 9, 50), "entropy": random.random(50)}
+    arguments |= {"grad_entropy": random.standard_normal(50)}
+    for special in (None, np.inf, -np.inf, np.nan):
+        if special is not None:
+            arguments["lse"] = np.where(np.arange(50) == 9, special, arguments["lse"])
+        right = plain_backward(arguments)
+        for engine in cpu_engines():
+            for threads in (1, 3):
+                result = engine.call(BACKWARD, **arguments, num_threads=threads)[1:]
+                compare_finite(result, right, dtype)
+        compare_finite(ag.linear_cross_entropy_backward(**arguments, backend="reference")[1:], right, dtype)
+
+
+def compare_finite(results: Any, right: Any, dtype: str) -> None:
+    """Compare results which may be infinite or NaN; these count as one kind of number."""
+    tolerance = 1e-4 if dtype == "float32" else 1e-10
+    for one, other in zip(results, right, strict=True):
+        assert np.array_equal(np.isfinite(one), np.isfinite(other))
+        finite = [np.where(np.isfinite(each), each, 0) for each in (one, other)]
+        np.testing.assert_allclose(*finite, rtol=tolerance, atol=tolerance * np.abs(finite[1]).max(initial=1))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_backward_is_that_of_the_dense_input(option, dtype):
+    """With every option, and an lse that is another number than that of the logits."""
+    _, backward, _ = backward_of(Shape(60, 9, 20), dtype, option, "none")
+    backward = with_zeros(backward) | {"lse": backward["lse"] + 0.25, "output_mask": (False, True)}
+    for bits in (dtype, "float16"):
+        call = backward | {name: backward[name].astype(bits) for name in ("lse", "entropy")}
+        expected = ag.linear_cross_entropy_backward(**call)[1:]
+        for backend in ("cpu", "reference"):
+            result = ag.linear_cross_entropy_backward(**sparse(call), backend=backend)[1:]
+            pairs = [pair for pair in zip(result, expected, strict=True) if pair[1] is not None]
+            compare_finite(*zip(*pairs), dtype)
+
+
+@pytest.mark.parametrize("classes", [3, 40])
+def test_the_backward_with_probabilities_of_all_classes(classes):
+    random = generator("given lse, dense targets", classes)
+    x, target = random_matrix(50, 30, 0.3), random.random((50, classes))
+    arguments = {"input": x, "weight": random.standard_normal((classes, 30)), "target": target, "grad_loss": 1.5}
+    # Some classes have the probability 1, or more, by the given lse.
+    arguments["lse"] = (x @ arguments["weight"].T).max(axis=1) - np.repeat([0.0, 0.5], 25)
+    for more in ({}, {"label_smoothing": 0.2, "class_weight": random.random(classes), "temperature": random.random(50) + 0.5}):
+        dense_input = {"input": x.toarray(), "output_mask": (False, True)}
+        expected = ag.linear_cross_entropy_backward(**arguments | more | dense_input)
+        for backend in ("cpu", "reference"):
+            result = ag.linear_cross_entropy_backward(**arguments | more, backend=backend)
+            np.testing.assert_allclose(result.weight_grad, expected.weight_grad, rtol=1e-9, atol=1e-11)
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
@@ -338,6 +404,28 @@ def test_the_npu_takes_no_sparse_arrays(device):
     assert isinstance(error, ag.UnsupportedDeviceError)
 
 
+@pytest.mark.parametrize("what", ["rows", "columns", "classes"])
+@pytest.mark.parametrize("function", [LOSS, BACKWARD, PRODUCT])
+def test_sizes_that_fit_no_memory(function, what):
+    """Arrays whose elements repeat have any size. The sizes of buffers overflow nothing, and no loop takes for ever."""
+    x, w, target = scipy.sparse.csr_array((2, 3), dtype=np.float32), np.ones((4, 3), np.float32), np.zeros(2, np.int8)
+    if what == "rows":
+        x = scipy.sparse.csr_array((0, 0), dtype=np.float32)
+        x._shape, x.indptr = (2**61, 0), np.broadcast_to(np.int8(0), 2**61 + 1)
+        w, target = w[:, :0], np.broadcast_to(np.int8(0), 2**61)
+    elif what == "columns":
+        x, w = scipy.sparse.csr_array((2, 2**58), dtype=np.float32), np.broadcast_to(np.float32(1), (4, 2**58))
+    else:
+        w = np.broadcast_to(np.float32(1), (2**58, 3))
+    more: dict[str, Any] = {LOSS: {"return_grad": False}, BACKWARD: {"lse": np.ones(2), "grad_loss": 1.0}}.get(function, {"vector": w})
+    if what == "rows" and function == BACKWARD:
+        more["lse"] = np.broadcast_to(np.float16(0), 2**61)
+    with pytest.raises((MemoryError, ag.ParamInvalidError)):
+        getattr(ag, function)(x, w, target, **more)
+    with pytest.raises((MemoryError, ag.ParamInvalidError)):
+        ag.workspace_size(function, x, w, target, **more)
+
+
 # ---- memory, plans ---------------------------------------------------------------------------------------------------
 
 
@@ -356,16 +444,14 @@ def test_explain_and_workspace():
 
 @pytest.mark.parametrize("start", [0, 2**40])
 @pytest.mark.parametrize("dtype", ["uint8", "int64"])
-@pytest.mark.parametrize("function", [LOSS, "linear_cross_entropy_hvp"])
-def test_the_workspace_covers_shifted_ids(function, dtype, start):
+@pytest.mark.parametrize(("function", "is_sparse"), [(LOSS, True), (PRODUCT, True), (PRODUCT, False)])
+def test_the_workspace_covers_shifted_ids(function, is_sparse, dtype, start):
     """Ids are copied if they do not begin with 0; those that begin beyond their dtype are all ignored."""
     x = np.ones((200_000, 4), np.float32)
     arguments: dict[str, Any] = {"weight": np.ones((3, 4), np.float32), "target": np.full(len(x), 1, dtype)}
-    arguments |= {"ignore_index": 1 if start > 3 else -100, "vocab_start_index": start}
-    if function == LOSS:
-        arguments |= {"input": scipy.sparse.csr_array(x), "workspace_bytes": 4 << 20, "num_threads": 1}
-    else:
-        arguments |= {"input": x, "vector": np.ones((3, 4), np.float32), "num_threads": 1}
+    arguments |= {"ignore_index": 1 if start > 3 else -100, "vocab_start_index": start, "num_threads": 1}
+    arguments |= {"input": scipy.sparse.csr_array(x) if is_sparse else x}
+    arguments |= {"workspace_bytes": 4 << 20} if function == LOSS else {"vector": np.ones((3, 4), np.float32)}
     getattr(ag, function)(**arguments)
     tracemalloc.start()
     getattr(ag, function)(**arguments)
