@@ -153,7 +153,7 @@ def put_special_values(draw: Draw, sample: Sample) -> None:
     """Replace some elements of an array by NaN and infinity, or by the largest and smallest numbers."""
     floats = [name for name, array in sample.arrays.items() if array.size and array.dtype in DTYPES.values()]
     if sample.is_loss:  # other arrays may have to be positive
-        floats = [name for name in floats if name in ("input", "weight", "vector")]
+        floats = [name for name in floats if name in ("input", "weight", "vector", "vector_input")]
     if not floats:
         return
     name = draw.choice(floats)
@@ -455,8 +455,6 @@ def loss_expectation(sample: Sample, results: dict[str, np.ndarray]) -> list[ora
     arguments = {name: value for name, value in (sample.arguments | sample.values).items() if name != "out"}
     if arguments.get("grad_loss") is None:
         arguments["grad_loss"] = 0.0 if sample.operator == fuzzed_losses.BACKWARD else 1.0
-    if sample.sparse is not None:  # given statistics are not read
-        arguments = {name: value for name, value in arguments.items() if name not in ("lse", "entropy")}
     with np.errstate(all="ignore"):
         if sample.is_of_logits:
             found = fuzzed_losses.expected_of_rows(arguments, results)

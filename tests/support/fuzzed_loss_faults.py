@@ -23,9 +23,8 @@ from faults import (
 )
 from fuzzed_arrays import Draw
 from fuzzed_calls import Sample
-from fuzzed_losses import DEFAULTS, SPARSE, UPSTREAM
+from fuzzed_losses import DEFAULTS, LAYER_HVP, SPARSE, UPSTREAM
 from linear_faults import NOT_A_BOOL, NOT_TWO_BOOLS
-from linear_samples import WHOLE
 
 from ascend_grad.operators import table
 
@@ -58,8 +57,8 @@ STAGES = {
     "hessian": (*_LINEAR, *_REDUCTION, *_OPTIONS, *_VALUES),
 }
 STAGES |= {
-    case: (*STAGES["options" if operator == WHOLE else "loss_gradient"], "structure")
-    for case, operator in SPARSE.items()
+    case: (*STAGES[dense], "structure")
+    for case, dense in zip(SPARSE, ("options", "loss_gradient", "layer_hvp"))
 }
 
 _NO_NUMBER = {label: value for label, value in NOT_A_NUMBER.items() if label != "None"}
@@ -239,12 +238,23 @@ def _upstream(draw: Draw, sample: Sample) -> Iterator[Fault]:
 
 
 def _vector(draw: Draw, sample: Sample) -> Iterator[Fault]:
-    yield from _foreign("vector", "vector")
-    yield Fault("vector", "vector", "one axis more", lambda x: x[None], INVALID, "vector")
-    shape = sample.arrays["vector"].shape
+    """Yield faults of a vector, whether or not the call has one."""
+    shape = sample.arrays["input" if sample.is_of_logits else "weight"].shape
+    yield from (
+        fault._replace(spoil=constant(fault.spoil(np.ones(shape)))) for fault in _foreign("vector", "vector")
+    )
+    yield Fault("vector", "vector", "one axis more", constant(np.ones((1, *shape))), INVALID, "vector")
     if shape:
         longer = (shape[0] + draw.choice((1, 5)), *shape[1:])
         yield Fault("vector", "vector", f"shape {longer}", constant(np.ones(longer)), INVALID, "vector")
+    if sample.sparse is not None:
+        value = np.ones(sample.arrays["input"].shape)
+        yield Fault("vector", "vector_input", "of a sparse input", constant(value), INVALID, "input")
+    elif sample.arguments.get("vector_input") is not None:
+        shape = sample.arrays["input"].shape
+        longer = (shape[0] + 1, shape[1])
+        yield Fault("vector", "vector_input", "longer", constant(np.ones(longer)), INVALID, "vector_input")
+        yield from _foreign("vector", "vector_input")
 
 
 def _vector_bias(draw: Draw, sample: Sample) -> Iterator[Fault]:
@@ -304,7 +314,10 @@ def _target_values(draw: Draw, sample: Sample) -> Iterator[Fault]:
 
 
 def _nothing(draw: Draw, sample: Sample) -> Iterator[Fault]:
-    for name in table.OPERATORS[sample.operator].array_names:
+    names = table.OPERATORS[sample.operator].array_names
+    if sample.operator == LAYER_HVP and sample.arguments.get("vector_input") is None:
+        names = ("vector", *names)
+    for name in names:
         yield Fault("null", name, "None", constant(None), NULL, name)
 
 

@@ -25,7 +25,9 @@ OPERATOR_OF = {
     "hessian": HESSIAN
 }  # fmt: skip
 #: The cases whose input is sparse, if SciPy is there, and their operators.
-SPARSE = {"sparse_loss": WHOLE, "sparse_gradient": BACKWARD} if fuzzed_sparse.IS_AVAILABLE else {}
+SPARSE = (
+    {"sparse_loss": WHOLE, "sparse_gradient": BACKWARD, "sparse_hvp": LAYER_HVP} if fuzzed_sparse.IS_AVAILABLE else {}
+)
 OPERATOR_OF |= SPARSE
 #: The operators of logits. The others are those of a linear layer.
 OF_LOGITS = (ROWS, ROWS_HVP)
@@ -40,7 +42,7 @@ DEFAULTS: dict[str, Any] = {
     "output_mask": (True, True), "filter_eps": 0.0, "token_weight": None, "class_weight": None, "target_prob": None,
     "label_smoothing": 0.0, "lse_square_scale": 0.0, "temperature": 1.0, "denominator": None, "bias": None,
     "logit_scale": 1.0, "softcap": None, "outputs": (), "axis": -1, "entropy": None, "vector_bias": None,
-    **dict.fromkeys(UPSTREAM)
+    "vector": None, "vector_input": None, **dict.fromkeys(UPSTREAM)
 }  # fmt: skip
 
 
@@ -177,6 +179,10 @@ def draw_linear(draw: Draw, dtype: str, shape: list[int], case: str) -> tuple[di
         arguments["vector"] = arrays.vector((sizes.V, sizes.H))
         if "bias" in arguments and draw.chance(0.7):
             arguments["vector_bias"] = arrays.vector((sizes.V,))
+        if case not in SPARSE and draw.chance(0.3):
+            arguments["vector_input"] = arrays.vector((sizes.BT, sizes.H))
+            if draw.chance(0.2):
+                arguments["vector"] = None
         # Products with the vector have a sign of their own.
         constant = max(constant, ONE_SIGN)
     return arguments, constant, kind in ("centred", "positive")
@@ -402,7 +408,7 @@ def expected_of_rows(arguments: dict[str, Any], results: dict[str, np.ndarray]) 
             )
         )
 
-    if "vector" in a:
+    if a["vector"] is not None:
         vector = np.moveaxis(np.atleast_1d(widen(a["vector"].astype(x.dtype), p.wide)), axis, -1)
         changes = Expected(vector.reshape(count, classes) if classes else 0 * logits, np.zeros(logits.shape))
         return {"product": in_shape(*call.curvature(of_input, changes)[0])}
@@ -525,20 +531,51 @@ def expected_of_hvp(arguments: dict[str, Any], constant: float) -> dict[str, Any
     a = DEFAULTS | arguments
     s, x, w, logits, call = _layer(a, constant)
     p, classes = s.p, len(a["weight"])
-    vector = widen(a["vector"].astype(a["weight"].dtype.newbyteorder("=")), p.wide) if classes else 0 * w
+    of_weight, of_input = (
+        None if a[f"vector{suffix}"] is None else a[f"vector{suffix}"].astype(a[name].dtype.newbyteorder("="))
+        for suffix, name in (("", "weight"), ("_input", "input"))
+    )
+    vector = 0 * w if of_weight is None or not classes else widen(of_weight, p.wide)
     changes = Expected(*linear_oracles.logits_of(s, x, vector))
+    added = [] if of_input is None else [Expected(*linear_oracles.logits_of(s, widen(of_input, p.wide), w))]
     if a["vector_bias"] is not None and classes:
-        bias = widen(a["vector_bias"], p.wide)
-        rounding = 4 * p.eps * (np.abs(changes.values) + np.abs(bias))
-        changes = Expected(changes.values + bias, changes.bound + rounding)
+        added.append(Expected(np.broadcast_to(widen(a["vector_bias"], p.wide), changes.values.shape), 0))
+    for values, bound in added:
+        rounding = 4 * p.eps * (np.abs(changes.values) + np.abs(values))
+        changes = Expected(changes.values + values, changes.bound + bound + rounding)
     product, present = call.curvature(logits, changes)
-    tile, error = _as_tile(p, call, present, *product)
-    x = np.where((present & np.isfinite(x).all(-1))[:, None], x, 0)
-    first = linear_oracles.product(s, np.ascontiguousarray(tile.T), np.ascontiguousarray(error.T), x)
-    found = {"weight_product": _claimed(first.values[:classes], first.bound[:classes])}
+    tile = _as_tile(p, call, present, *product)
+    is_read = (present & np.isfinite(x).all(-1))[:, None]
+    x = np.where(is_read, x, 0)
+    parts = [_transposed_product(s, *tile, x)]
+    if of_input is not None:
+        y, (slope, slope_error) = widen(of_input, p.wide), logits.slope
+        gradient = call.gradient()[0]
+        values = gradient.values * slope
+        error = gradient.bound * (np.abs(slope) + slope_error) + np.abs(gradient.values) * slope_error
+        of_loss = _as_tile(p, call, present, values, error + 4 * p.eps * np.abs(values))
+        parts.append(_transposed_product(s, *of_loss, np.where(is_read, y, 0)))
+        of_rows = _sum([linear_oracles.product(s, *tile, w), linear_oracles.product(s, *of_loss, vector)], p)
+        found = [np.where(present[:, None], each, 0) for each in of_rows]
+        results = {"input_product": _claimed(*found)}
+    else:
+        results = {}
+    first = _sum(parts, p)
+    results["weight_product"] = _claimed(first.values[:classes], first.bound[:classes])
     if a["bias"] is not None:
-        found["bias_product"] = _column_sums(s, tile, error, classes)
-    return found
+        results["bias_product"] = _column_sums(s, *tile, classes)
+    return results
+
+
+def _transposed_product(s: linear_oracles.Sizes, tile: np.ndarray, error: np.ndarray, x: np.ndarray) -> Expected:
+    return linear_oracles.product(s, np.ascontiguousarray(tile.T), np.ascontiguousarray(error.T), x)
+
+
+def _sum(parts: list[Expected], p: bounds.Precision) -> Expected:
+    if len(parts) == 1:
+        return parts[0]
+    rounding = 4 * p.eps * sum(np.abs(part.values) for part in parts)
+    return Expected(sum(part.values for part in parts), sum(part.bound for part in parts) + rounding)
 
 
 def expected_of_hessian(arguments: dict[str, Any], constant: float) -> dict[str, Any]:
