@@ -16,6 +16,7 @@ from linear_samples import Shape
 from loss_samples import EDGES, OPTIONS, arguments_of, backward_of, check
 from hypothesis import given
 from hypothesis import strategies as st
+from producers import Own
 from samples import assert_identical, generator
 from sparse_samples import (
     FLOATS,
@@ -169,7 +170,11 @@ def test_any_structure(data):
     arguments = arguments_of(Shape(rows, classes, columns), "float64", option, "sum") | {"input": dense_copy(x)}
     threads = data.draw(st.integers(1, 3))
     for backend in ("cpu", "reference"):
-        check(ag.linear_cross_entropy(**arguments | {"input": x}, backend=backend, num_threads=threads), arguments, "float64")
+        check(
+            ag.linear_cross_entropy(**arguments | {"input": x}, backend=backend, num_threads=threads),
+            arguments,
+            "float64",
+        )
 
 
 @pytest.mark.parametrize("option", ["no option", "cap", "all"])
@@ -196,6 +201,22 @@ def test_integers_take_the_dtype_of_the_weight():
             ag.linear_cross_entropy(**sparse(call | {"input": counts > 0}), backend="cpu"),
             ag.linear_cross_entropy(**sparse(call | {"input": (counts > 0).astype(dtype)}), backend="cpu"),
         )
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_integers_take_the_dtype_of_a_weight_of_any_library(dtype):
+    """The weight may be an object that only converts to an array, and need not have a NumPy dtype."""
+    arguments = with_zeros(arguments_of(Shape(30, 5, 20), dtype, "no option"))
+    counts = scipy.sparse.csr_array(np.ceil(np.abs(arguments["input"])).astype(np.int64))
+    right = ag.linear_cross_entropy(**arguments | {"input": counts.astype(dtype)}, backend="cpu")
+    for weight in (
+        memoryview(arguments["weight"]),
+        arguments["weight"].astype(arguments["weight"].dtype.newbyteorder()),
+    ):
+        result = ag.linear_cross_entropy(**arguments | {"input": counts, "weight": weight}, backend="cpu")
+        assert_same(result, right)
+    result = ag.linear_cross_entropy(**arguments | {"input": counts, "weight": Own(arguments["weight"])}, backend="cpu")
+    assert_identical(result.weight_grad.array, right.weight_grad)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -242,7 +263,9 @@ def plain_backward(arguments: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         lse, entropy = (arguments[name].astype(float)[:, None] for name in ("lse", "entropy"))
         p = np.exp(z - np.where(np.isfinite(lse), lse, np.nan))
         is_target = np.arange(z.shape[1]) == arguments["target"][:, None]
-        gradient = arguments["grad_loss"] * (p - is_target) - arguments["grad_entropy"][:, None] * p * (z - lse + entropy)
+        gradient = arguments["grad_loss"] * (p - is_target) - arguments["grad_entropy"][:, None] * p * (
+            z - lse + entropy
+        )
         return transposed_times(x, gradient).T, gradient.sum(axis=0)
 
 
@@ -299,7 +322,10 @@ def test_the_backward_with_probabilities_of_all_classes(classes):
     arguments = {"input": x, "weight": random.standard_normal((classes, 30)), "target": target, "grad_loss": 1.5}
     # Some classes have the probability 1, or more, by the given lse.
     arguments["lse"] = (x @ arguments["weight"].T).max(axis=1) - np.repeat([0.0, 0.5], 25)
-    for more in ({}, {"label_smoothing": 0.2, "class_weight": random.random(classes), "temperature": random.random(50) + 0.5}):
+    for more in (
+        {},
+        {"label_smoothing": 0.2, "class_weight": random.random(classes), "temperature": random.random(50) + 0.5},
+    ):
         dense_input = {"input": x.toarray(), "output_mask": (False, True)}
         expected = ag.linear_cross_entropy_backward(**arguments | more | dense_input)
         for backend in ("cpu", "reference"):
@@ -351,6 +377,19 @@ def test_a_wrong_structure_is_an_error(what, x, message):
             error = outcome(ag.linear_cross_entropy, x, w, target, backend=backend, num_threads=threads)
             assert isinstance(error, ag.ParamInvalidError), what
             assert message in str(error)
+
+
+@pytest.mark.parametrize("function", [LOSS, "linear_cross_entropy_hvp"])
+def test_a_wrong_structure_is_an_error_without_rows_or_classes(function):
+    w, target = np.ones((3, 5)), np.full(4, -100)
+    without_rows, without_classes = scipy.sparse.csr_array((0, 5)), scipy.sparse.csr_array((4, 5))
+    without_rows.indptr = np.array([1])
+    without_classes.indptr = np.array([0, 2, 1, 1, 1])
+    for x, weight, ids in ((without_rows, w, target[:0]), (without_classes, w[:0], target)):
+        of_product = {} if function == LOSS else {"vector": weight}
+        for backend in ("cpu", "reference"):
+            error = outcome(getattr(ag, function), x, weight, ids, **of_product, backend=backend)
+            assert "input: expected a valid sparse array, but indptr" in str(error)
 
 
 @pytest.mark.parametrize("kind", ["csc", "coo", "lil", "bsr", "dok", "dia"])
@@ -417,7 +456,9 @@ def test_sizes_that_fit_no_memory(function, what):
         x, w = scipy.sparse.csr_array((2, 2**58), dtype=np.float32), np.broadcast_to(np.float32(1), (4, 2**58))
     else:
         w = np.broadcast_to(np.float32(1), (2**58, 3))
-    more: dict[str, Any] = {LOSS: {"return_grad": False}, BACKWARD: {"lse": np.ones(2), "grad_loss": 1.0}}.get(function, {"vector": w})
+    more: dict[str, Any] = {LOSS: {"return_grad": False}, BACKWARD: {"lse": np.ones(2), "grad_loss": 1.0}}.get(
+        function, {"vector": w}
+    )
     if what == "rows" and function == BACKWARD:
         more["lse"] = np.broadcast_to(np.float16(0), 2**61)
     with pytest.raises((MemoryError, ag.ParamInvalidError)):

@@ -57,8 +57,7 @@ STAGES = {
     "hessian": (*_LINEAR, *_REDUCTION, *_OPTIONS, *_VALUES),
 }
 STAGES |= {
-    case: (*STAGES[dense], "structure")
-    for case, dense in zip(SPARSE, ("options", "loss_gradient", "layer_hvp"))
+    case: (*STAGES[dense], "structure") for case, dense in zip(SPARSE, ("options", "loss_gradient", "layer_hvp"))
 }
 
 _NO_NUMBER = {label: value for label, value in NOT_A_NUMBER.items() if label != "None"}
@@ -240,9 +239,7 @@ def _upstream(draw: Draw, sample: Sample) -> Iterator[Fault]:
 def _vector(draw: Draw, sample: Sample) -> Iterator[Fault]:
     """Yield faults of a vector, whether or not the call has one."""
     shape = sample.arrays["input" if sample.is_of_logits else "weight"].shape
-    yield from (
-        fault._replace(spoil=constant(fault.spoil(np.ones(shape)))) for fault in _foreign("vector", "vector")
-    )
+    yield from (fault._replace(spoil=constant(fault.spoil(np.ones(shape)))) for fault in _foreign("vector", "vector"))
     yield Fault("vector", "vector", "one axis more", constant(np.ones((1, *shape))), INVALID, "vector")
     if shape:
         longer = (shape[0] + draw.choice((1, 5)), *shape[1:])
