@@ -133,6 +133,24 @@ def test_dense_targets(dtype):
         check(ag.linear_cross_entropy(**sparse(dense), backend="cpu"), dense, dtype)
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_rows_that_are_split(dtype, smoothing):
+    """Few rows of many classes are split if their targets do not lie side by side."""
+    x, w = random_matrix(5, 33, 0.5).astype(dtype), generator("split").standard_normal((20_000, 33)).astype(dtype)
+    target = np.repeat(generator("split targets").random((20_000, 5)), 3, axis=1).T[::3]
+    arguments = {"input": x, "weight": w, "target": target, "label_smoothing": smoothing, "reduction": "sum"}
+    lse = ag.linear_cross_entropy(**arguments, return_grad=False, outputs=("lse",), backend="reference").lse
+    calls = (ag.linear_cross_entropy_backward, {"lse": lse + 1, "grad_loss": 1.0}), (ag.linear_cross_entropy, {})
+    for threads in (1, 2):
+        for function, given in calls:  # the loss comes last, as memory of a call may be given to the next one
+            result, right = (
+                function(**arguments, **given, backend=backend, num_threads=threads).weight_grad
+                for backend in ("cpu", "reference")
+            )
+            np.testing.assert_allclose(result, right, rtol=1e-4, atol=1e-5 * np.abs(right).max())
+
+
 # ---- structure -------------------------------------------------------------------------------------------------------
 
 
