@@ -369,7 +369,7 @@ def how_to_compute(draw: Draw, sample: Sample) -> None:
 def random_sample(draw: Draw, libraries: tuple[str, ...]) -> Sample:
     """Draw a valid call, with NumPy's arrays in any layout."""
     dtype = draw.choice(tuple(DTYPES))
-    sample = draw.choice((rowwise_sample, rowwise_sample, linear_sample, loss_sample))(draw, dtype)
+    sample = draw.choice((rowwise_sample, rowwise_sample, linear_sample, loss_sample, loss_sample))(draw, dtype)
     sample.library = LIBRARIES[draw.choice(libraries)](draw)
     if sample.is_ordinary and draw.chance(0.12):
         put_special_values(draw, sample)

@@ -86,7 +86,7 @@ def draw_options(draw: Draw, arrays: Arrays, rows: tuple[int, ...], classes: int
     if draw.chance(0.3):
         options["lse_square_scale"] = draw.choice((0, 1e-4, 0.1, -0.5, np.float16(0.5)))
     if draw.chance(0.4):
-        options["temperature"] = draw.choice((1, 0.5, 3.0, np.float32(1.5), np.array(2.0), "rows", "rows"))
+        options["temperature"] = draw.choice((1, 0.5, 3.0, np.float32(1.5), np.array(2.0), *["rows"] * 4))
         if isinstance(options["temperature"], str):
             options["temperature"] = arrays.floats(rows, 0.5, 4)
     if draw.chance(0.2):
