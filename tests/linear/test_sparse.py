@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import scipy.sparse
 from faults import outcome
-from linear_samples import Shape
-from loss_samples import EDGES, OPTIONS, arguments_of, backward_of, check
 from hypothesis import given
 from hypothesis import strategies as st
+from linear_samples import Shape
+from loss_samples import EDGES, OPTIONS, arguments_of, backward_of, check
 from producers import Own
 from samples import assert_identical, generator
 from sparse_samples import (
@@ -143,9 +143,9 @@ def test_rows_that_are_split(dtype, smoothing):
     lse = ag.linear_cross_entropy(**arguments, return_grad=False, outputs=("lse",), backend="reference").lse
     calls = (ag.linear_cross_entropy_backward, {"lse": lse + 1, "grad_loss": 1.0}), (ag.linear_cross_entropy, {})
     for threads in (1, 2):
-        for function, given in calls:  # the loss comes last, as memory of a call may be given to the next one
+        for function, more in calls:  # the loss comes last, as memory of a call may be given to the next one
             result, right = (
-                function(**arguments, **given, backend=backend, num_threads=threads).weight_grad
+                function(**arguments, **more, backend=backend, num_threads=threads).weight_grad
                 for backend in ("cpu", "reference")
             )
             np.testing.assert_allclose(result, right, rtol=1e-4, atol=1e-5 * np.abs(right).max())
