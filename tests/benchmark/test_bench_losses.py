@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,6 +56,11 @@ def problem(
 ) -> Case:
     order = case.C_ORDER
     return Case(CROSS_ENTROPY, dtype, shape, mode, dim, order, order, dtype, options, suite="random")
+
+
+def only_scipy(name: str) -> Any:
+    """Return SciPy's sparse arrays, and no other optional package."""
+    return scipy.sparse if name == "scipy.sparse" else None
 
 
 @pytest.fixture
@@ -270,7 +276,7 @@ def test_sides_of_sparse_inputs_compute_the_same(case, monkeypatch):
 
 
 def test_another_sparse_loss_is_refused(monkeypatch):
-    monkeypatch.setattr(frameworks, "module", lambda name: scipy.sparse if name == "scipy.sparse" else None)
+    monkeypatch.setattr(frameworks, "module", only_scipy)
     assert set(measure.measure(SPARSE_CASES[0], 1).seconds) == {OWN, CHAIN, "numpy"}
 
     def wrong(a, right=sparse.SIDES["numpy"]):
@@ -359,6 +365,7 @@ def small(monkeypatch):
     monkeypatch.setattr(cases, "relative", lambda quick: LINEAR)
     monkeypatch.setattr(cases, "second_order", lambda quick: PRODUCTS)
     monkeypatch.setattr(cases, "sparse", lambda quick: SPARSE_CASES)
+    monkeypatch.setattr(frameworks, "module", only_scipy)
 
 
 def test_the_command(small, monkeypatch, tmp_path, capsys):
