@@ -88,11 +88,11 @@ def any_array(value: object, name: str, operator: str | None) -> np.ndarray:
         ) from error
 
 
-def sparse_rows(value: object, weight: object, name: str, operator: str) -> SparseRows | None:
-    """Return an argument that is a sparse array as its rows, or None. `weight` decides what integers become."""
+def sparse_rows(value: object, name: str, operator: str) -> SparseRows | None:
+    """Return an argument that is a sparse array as its rows, or None."""
     from . import sparse_arrays  # few calls need it
 
-    return sparse_arrays.SparseRows(value, weight, name, operator) if sparse_arrays.is_sparse(value) else None
+    return sparse_arrays.SparseRows(value, name, operator) if sparse_arrays.is_sparse(value) else None
 
 
 def _check_dense(value: object, name: str, operator: str | None) -> None:

@@ -19,16 +19,17 @@ class SparseRows:
     Attributes
     ----------
     shape : tuple of int
-    data : ndarray of float32 or float64, shape (nonzeros,)
+    data : ndarray, shape (nonzeros,)
+        The nonzeros; float32 or float64, unless they are integers.
     indices : ndarray of int32 or int64, shape (nonzeros,)
         The columns of the nonzeros. A column may occur several times in a row, and they may have any order.
     starts : ndarray of int64, shape (rows + 1,)
         The first nonzero of each row, and the number of nonzeros.
-    copied_bytes : int
-        The bytes of these three that are copies.
+    has_integers : bool
+        Whether the elements are integers or truth values, which `convert_integers` converts.
     """
 
-    def __init__(self, matrix: Any, weight: Any, name: str, operator: str) -> None:
+    def __init__(self, matrix: Any, name: str, operator: str) -> None:
         if matrix.ndim != 2:
             got = f"{type(matrix).__name__} of shape {tuple(matrix.shape)}"
             raise ParamInvalidError(f"{name}: expected a sparse array with 2 dimensions, got {got}", operator=operator)
@@ -47,11 +48,8 @@ class SparseRows:
             raise ParamTypeError(message, operator=operator)
         data, indices, indptr = map(np.asarray, parts)  # without the class of memory-mapped arrays
         dtype = data.dtype.newbyteorder("=")
-        if dtype.kind in "biu":
-            of_weight = getattr(weight, "dtype", None)
-            is_narrow = isinstance(of_weight, np.dtype) and of_weight.newbyteorder("=") == np.float32
-            dtype = np.dtype(np.float32 if is_narrow else np.float64)
-        elif dtype not in (np.float32, np.float64):
+        self.has_integers = dtype.kind in "biu"
+        if not self.has_integers and dtype not in (np.float32, np.float64):
             message = f"{name}: expected a sparse array of float32, float64 or integers, got {dtype}"
             raise ParamTypeError(message, operator=operator)
         if len(indptr) != self.shape[0] + 1:
@@ -61,8 +59,18 @@ class SparseRows:
         self.data = np.require(data, dtype, ["C", "A"])
         self.indices = np.require(indices, np.int64 if wide else np.int32, ["C", "A"])
         self.starts = np.require(indptr, np.int64, ["C", "A"])
-        pairs = zip((self.data, self.indices, self.starts), (data, indices, indptr))
-        self.copied_bytes = sum(part.nbytes for part, given in pairs if not np.may_share_memory(part, given))
+        self._given = data, indices, indptr
+
+    def convert_integers(self, weight: NDArray) -> None:
+        """Convert elements that are integers or truth values to float32 if the weight is float32, or to float64."""
+        is_narrow = weight.dtype.newbyteorder("=") == np.float32
+        self.data = self.data.astype(np.float32 if is_narrow else np.float64)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Return the bytes of the parts that are copies."""
+        pairs = zip((self.data, self.indices, self.starts), self._given)
+        return sum(part.nbytes for part, given in pairs if not np.may_share_memory(part, given))
 
     @property
     def nonzeros(self) -> int:

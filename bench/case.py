@@ -26,11 +26,18 @@ MAX_SUM = "fused_linear_online_max_sum"
 WHOLE = "linear_cross_entropy"
 TOP_K = "linear_top_k"
 JAX = "jax.linear_cross_entropy"
+#: Products of the Hessian and a vector, of a linear layer and of logits.
+HVP, ROWS_HVP = "linear_cross_entropy_hvp", "cross_entropy_hvp"
+SECOND_ORDER = (HVP, ROWS_HVP)
 #: The linear operators that rivals compute, with their modes: the source of the gradient's softmax, for example.
 LINEAR_MODES = {GRADIENT: ("recomputed", "stored"), MAX_SUM: ("forward",), WHOLE: ("loss and gradients",)}
 LINEAR = tuple(LINEAR_MODES)
 #: The mode of a classifier's loss, whose input has no gradient.
 WEIGHT_GRADIENT = "loss and weight gradient"
+#: The mode of a loss of a sparse input, which the number of stored elements precedes.
+SPARSE = "stored elements, loss and weight gradient"
+#: The mode of products of the Hessian of a linear layer.
+PRODUCT = "product"
 #: The mode of a gradient of a trained model, whose small softmax entries are skipped.
 FILTERED = "filtered"
 #: Floating-point operations for each BT*V*H, by operator. A stored softmax saves two.
@@ -180,9 +187,20 @@ class Case:
         return (4 if self.mode in ("stored", WEIGHT_GRADIENT) else OPERATIONS[self.operator]) * math.prod(self.shape)
 
     @property
+    def is_sparse(self) -> bool:
+        """Return whether the input of a linear case is sparse."""
+        return self.mode.endswith(SPARSE)
+
+    @property
+    def stored_elements(self) -> int:
+        """Return the number of elements that a sparse input is made of."""
+        return int(self.mode.split()[0])
+
+    @property
     def has_rivals(self) -> bool:
         """Return whether a linear case is compared with rivals, and not with another call of this library."""
-        return self.mode in (*LINEAR_MODES.get(self.operator, ()), WEIGHT_GRADIENT, FILTERED)
+        modes = *LINEAR_MODES.get(self.operator, ()), WEIGHT_GRADIENT, FILTERED, PRODUCT
+        return self.mode in modes or self.is_sparse
 
     @property
     def other(self) -> str:

@@ -28,6 +28,7 @@ from .case import (
     FORWARD,
     FRESH,
     GRADIENT,
+    HVP,
     IDLE,
     IN_PLACE,
     JAX,
@@ -40,8 +41,11 @@ from .case import (
     NARROW_DTYPES,
     OUT,
     PLACES,
+    PRODUCT,
     PROGRAMS,
     RANDOM,
+    ROWS_HVP,
+    SPARSE,
     STEPS_OF,
     STRANGE,
     TENSORS,
@@ -247,6 +251,41 @@ def relative(quick: bool = False) -> list[Case]:
         Case(TOP_K, "bfloat16", FIRST, "k = 16"),
         *compiled,
     ]
+
+
+#: Number of the random problems of each kind whose second derivatives are timed, and of sparse inputs.
+DRAWN_SECOND_ORDER, DRAWN_SPARSE = 15, 30
+#: Bounds of the rows, the classes, the features and the stored elements of a row of sparse inputs.
+SPARSE_CLASSIFIERS = (3_000, 200_000), (2, 200), (300, 100_000), (4, 200)
+#: Most stored elements of a sparse input.
+MAX_STORED = 2**23
+
+
+def second_order(quick: bool = False) -> list[Case]:
+    """Return random products of the Hessian: of classifiers, of any linear layers, and of logits."""
+    count = 1 if quick else DRAWN_SECOND_ORDER
+    layers = [*few_classes(count, SEED), *draw(count, SEED, (WHOLE,))]
+    rows = draw(count, SEED, (CROSS_ENTROPY,), layouts=PLAIN_LAYOUTS)
+    return [
+        *(Case(HVP, case.dtype, case.shape, PRODUCT, suite=RANDOM) for case in layers),
+        *(Case(ROWS_HVP, c.dtype, c.shape, FRESH, c.dim, c.arrangement, C_ORDER, c.dtype, suite=RANDOM) for c in rows),
+    ]
+
+
+def sparse(quick: bool = False) -> list[Case]:
+    """Return random losses of classifiers with a sparse input, if SciPy is installed, and their weight gradients."""
+    if frameworks.module("scipy.sparse") is None:
+        return []
+    problems = []
+    for index in range(2 if quick else DRAWN_SPARSE):
+        random = np.random.default_rng((SEED, index))
+        dtype = str(random.choice(("float32", "float64")))
+        rows, classes, features, of_row = (
+            round(low * (high / low) ** random.random()) for low, high in SPARSE_CLASSIFIERS
+        )
+        mode = f"{min(rows * of_row, MAX_STORED)} {SPARSE}"
+        problems.append(Case(WHOLE, dtype, (rows, classes, features), mode, suite=RANDOM))
+    return problems
 
 
 # ---- calls in programs -----------------------------------------------------------------------------------------------

@@ -27,7 +27,20 @@ from . import frameworks
 from .case import AUTOGRAD, IDLE, OTHER_CALLS, RANDOM, WHOLE, Case
 from .frameworks import Call
 from .machine import seconds_of_others
-from .results import AWAKE, CHAIN, ESTIMATE, NUMPY, ONEDNN, OWN, SCIPY, SKLEARN, TORCH, Failure, Growth, Row
+from .results import (
+    AWAKE,
+    CHAIN,
+    ESTIMATE,
+    NUMPY,
+    ONEDNN,
+    OWN,
+    SCIPY,
+    SKLEARN,
+    TORCH,
+    Failure,
+    Growth,
+    Row,
+)
 from .sides import Comparison, call_small_first, compared, programs, rowwise
 
 #: Least seconds for which a side is called before it is timed.

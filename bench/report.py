@@ -30,6 +30,7 @@ from .results import (
     CHAIN,
     DEMONSTRATION,
     ESTIMATE,
+    GRADIENT_CALL,
     NUMPY,
     ONEDNN,
     OWN,
@@ -120,6 +121,16 @@ CAPTIONS = {
     ),
     "loss_worst": "Random problems that are lowest against PyTorch (times in ms):",
     "loss_linear": "Times in ms; the relative speed is the time of the other call as a share of ours:",
+    "loss_second_order": (
+        "Random products of the Hessian and a vector: how many times as long one takes as our loss with its gradient, "
+        "and how many times as long others take for the product (geometric means and ranges):"
+    ),
+    "loss_second_order_rows": "Every one of these problems (times in ms):",
+    "loss_sparse": (
+        "Random losses of sparse inputs with the weight gradient: how many times as long others take (geometric means "
+        "and ranges):"
+    ),
+    "loss_sparse_rows": "Every one of these problems (times in ms):",
 }
 
 
@@ -534,7 +545,65 @@ def losses_blocks(results: Results) -> dict[str, str]:
         found["loss_worst"] = worst_block(drawn, TORCH)
     if linear:
         found["loss_linear"] = relative_rows(linear)
+    if products := results["second_order"]:
+        found |= second_order_tables(products)
+    if sparse := results["sparse"]:
+        found |= sparse_tables(sparse)
     return _captioned(found)
+
+
+def second_order_tables(rows: Sequence[Row]) -> dict[str, str]:
+    """Make the tables of products of the Hessian: of each operator and dtype, and of every problem."""
+    kinds: dict[str, list[Row]] = {}
+    for row in rows:
+        kinds.setdefault(f"{row.case.operator} {row.case.dtype}", []).append(row)
+
+    def of_gradient(row: Row) -> float:
+        return row.own / row.seconds[GRADIENT_CALL]
+
+    sides = {"NumPy": NUMPY, "torch": TORCH}
+    lines = (
+        [kind, str(len(part)), mean_and_range(map(of_gradient, part)), *(_ratios_text(part, s) for s in sides.values())]
+        for kind, part in sorted(kinds.items())
+    )
+    of_each = (_ratio(side, *names) for side, names in sides.items())
+    gradient = ("of the gradient", lambda row: times(of_gradient(row)))
+    return {
+        "loss_second_order": table(["product", "problems", "product / gradient", *sides], lines),
+        "loss_second_order_rows": _rows(rows, _name("product"), OWN_MS, gradient, *of_each),
+    }
+
+
+def sparse_tables(rows: Sequence[Row]) -> dict[str, str]:
+    """Make the tables of losses of sparse inputs: by dtype and number of classes, and of every problem."""
+    groups = {"all": rows} | _by(rows, "dtype", DTYPES)
+    groups["up to 16 classes"] = [row for row in rows if row.case.shape[1] <= 16]
+    groups["more classes"] = [row for row in rows if row.case.shape[1] > 16]
+    sides = {"SciPy and cross_entropy": (CHAIN,), "SciPy and NumPy": NUMPY, "scikit-learn": SKLEARN}
+    lines = (
+        [group, str(len(part)), *(_ratios_text(part, names) for names in sides.values())]
+        for group, part in groups.items()
+        if part
+    )
+    return {
+        "loss_sparse": table(["rival's time / ours", "problems", *sides], lines),
+        "loss_sparse_rows": _rows(
+            rows, _name("loss"), OWN_MS, *(_ratio(side, *names) for side, names in sides.items())
+        ),
+    }
+
+
+def mean_and_range(ratios: Iterable[float]) -> str:
+    """Format the geometric mean of ratios, with the least and the largest one; a dash if there are none."""
+    found = list(ratios)
+    if not found:
+        return DASH
+    return f"{times(statistics.geometric_mean(found))} ({times(min(found))} to {times(max(found))})"
+
+
+def _ratios_text(rows: Iterable[Row], names: Sequence[str]) -> str:
+    """Format the times of the fastest of some sides as multiples of ours."""
+    return mean_and_range(ratio for ratio, _ in _ratios(rows, names))
 
 
 # ---- fits ------------------------------------------------------------------------------------------------------------
@@ -550,13 +619,7 @@ def fit_blocks(rows: Sequence[Row]) -> dict[str, str]:
     for row in rows:
         kinds.setdefault(f"{row.case.operator} {row.case.mode} {row.case.dtype}", []).append(row)
 
-    def mean_and_range(part: Sequence[Row], side: str) -> str:
-        ratios = [ratio for ratio, _ in _ratios(part, (side,))]
-        if not ratios:
-            return DASH
-        return f"{times(statistics.geometric_mean(ratios))} ({times(min(ratios))} to {times(max(ratios))})"
-
-    lines = ([kind, str(len(part)), *(mean_and_range(part, side) for side in sides)] for kind, part in kinds.items())
+    lines = ([kind, str(len(part)), *(_ratios_text(part, (side,)) for side in sides)] for kind, part in kinds.items())
     return {
         "fit": table(["call", "cases", *sides], lines),
         "fit_rows": _rows(rows, _name("call"), OWN_MS, *(_ratio(side, side) for side in sides)),

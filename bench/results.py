@@ -28,8 +28,10 @@ SCIPY = ("scipy",)
 TORCH = ("torch", "torch chunked")
 ONEDNN = ("oneDNN",)
 SKLEARN = ("scikit-learn",)
-#: Name of a chain of NumPy's products and this library's loss of logits.
+#: Name of a chain of NumPy's products, or SciPy's with a sparse input, and this library's loss of logits.
 CHAIN = "numpy and cross_entropy"
+#: Name of this library's loss with its gradient, whose time is the measure of a product of the Hessian.
+GRADIENT_CALL = "gradient"
 #: Name of the loops over rows and classes of a demonstration of a boosting objective.
 DEMONSTRATION = "demonstration"
 #: Names of the limits that the machine sets: additions with the memory traffic of a call, with ordinary and with

@@ -119,7 +119,7 @@ def losses(row: Any, terms: Terms) -> tuple[NDArray, NDArray]:
     loss = _weighted(terms.token_weight, loss)
     if not has_own_divisor(terms.options):
         return loss, np.zeros_like(loss)
-    square = terms.options["lse_square_scale"] * row.lse**2
+    square = terms.options["lse_square_scale"] * row.lse * row.lse  # in this order, as the kernels do
     return loss, np.where(square == 0, 0, _weighted(terms.token_weight, square))
 
 

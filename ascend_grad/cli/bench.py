@@ -40,7 +40,9 @@ torch      Calls on PyTorch's tensors, compared with calls on NumPy arrays and w
 losses     `cross_entropy` with its gradient, with options and on random problems, compared with NumPy's formula and
            with PyTorch's forward and backward; then the linear loss with options and outputs, the largest
            log-probabilities, and the loss compiled by JAX: "relative speed" is the time of the plain loss, of the
-           statistics or of the call of arrays, as a fraction of the time of the call. About ten minutes, up to 3 GB.
+           statistics or of the call of arrays, as a fraction of the time of the call. Then random products of the
+           Hessian, and losses of sparse inputs, compared with the gradient, NumPy, SciPy, PyTorch and scikit-learn.
+           About fifteen minutes, up to 3 GB.
 programs   Calls in programs that do something else before each call: a product in NumPy or PyTorch, work in Python, a
            pause. It compares the default number of threads with explicit numbers, and with PyTorch in the same place.
            About five minutes.
@@ -260,6 +262,7 @@ def _selected(suite: str, args: argparse.Namespace) -> dict[str, list[Case]]:
     elif suite == "losses":
         found = {part: getattr(cases, part)(args.quick) for part in ("logits", "drawn")}
         found["linear"] = cases.relative(args.quick)
+        found |= {part: getattr(cases, part)(args.quick) for part in ("second_order", "sparse")}
     else:
         found = {suite: getattr(cases, suite)(args.quick)}
     if suite in ("linear", "tensors") and not args.quick:

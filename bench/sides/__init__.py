@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,6 +28,7 @@ from ..case import (
     OUT,
     PROGRAMS,
     RANDOM,
+    SECOND_ORDER,
     TENSORS,
     WEIGHT_GRADIENT,
     WHOLE,
@@ -35,8 +37,8 @@ from ..case import (
 )
 from ..cases import variants
 from ..frameworks import TOLERANCES, Call
-from ..results import DIRECT, NUMPY, OWN, PRODUCTS, STREAM, UNFILTERED, WIDENED, YARDSTICK, side_of
-from . import cross_entropy, linear, programs, rowwise
+from ..results import DIRECT, GRADIENT_CALL, NUMPY, OWN, PRODUCTS, STREAM, UNFILTERED, WIDENED, YARDSTICK, side_of
+from . import cross_entropy, linear, programs, rowwise, second_order, sparse
 
 #: Bytes of arrays that do not stay in a core's own cache. Smaller ones have no limit by memory.
 SMALLEST_STREAM = 2**20
@@ -86,6 +88,10 @@ def compared(case: Case, num_threads: int) -> Comparison:
     """Prepare the sides of a case, all on the same arrays."""
     if case.suite == PROGRAMS:
         return _in_program(case, num_threads)
+    if case.operator in SECOND_ORDER:
+        return _second_order(case)
+    if case.is_sparse:
+        return _sparse(case)
     if case.dim is not None:
         return _rowwise(case, num_threads)
     return _linear(case, num_threads) if case.has_rivals else _relative(case)
@@ -207,6 +213,29 @@ def _terms(case: Case, given: dict[str, Any]) -> tuple[float, ...]:
     if case.mode == WEIGHT_GRADIENT:
         return 1.0, x
     return (1.0, *gradients) if case.operator == WHOLE else gradients
+
+
+def _second_order(case: Case) -> Comparison:
+    arrays = second_order.arrays_of(case)
+    calls = {name: prepare(arrays) for name, prepare in second_order.SIDES.items()}
+    # The terms of a product of logits are elements of the vector, which have magnitude one, over the number of rows. The
+    # terms of a layer's are its products with the vector times probabilities and elements of the input.
+    term = 1 / arrays.rows if arrays.weight is None else math.sqrt(case.shape[2]) / case.shape[1]
+
+    def agree(side: str, got: Arrays, expected: Arrays) -> bool:
+        if arrays.weight is None:
+            return frameworks.agree(got[0].astype(expected[0].dtype), expected[0], case.dtype, term)
+        return linear.agree(got, expected, case.dtype, (term,))
+
+    limits = {GRADIENT_CALL: (second_order.gradient(arrays), 1.0)}
+    return Comparison(_present(calls), agree, limits=limits, autograd=True)
+
+
+def _sparse(case: Case) -> Comparison:
+    arrays = sparse.arrays_of(case)
+    calls = {name: prepare(arrays) for name, prepare in sparse.SIDES.items()}
+    terms = 1.0, float(np.abs(arrays.x.data).max(initial=0))
+    return Comparison(_present(calls), lambda side, got, own: linear.agree(got, own, case.dtype, terms))
 
 
 def _relative(case: Case) -> Comparison:

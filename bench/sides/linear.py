@@ -140,10 +140,16 @@ def chain(case: Case, given: dict[str, Any], outs: Outs) -> Call | None:
 
 def scikit_learn(case: Case, given: dict[str, Any], outs: Outs) -> Call | None:
     """Prepare the loss with which scikit-learn fits a multinomial regression."""
+    return (
+        sklearn_loss(*(given[name] for name in ("input", "weight", "target"))) if case.mode == WEIGHT_GRADIENT else None
+    )
+
+
+def sklearn_loss(x: Any, weight: np.ndarray, target: np.ndarray) -> Call | None:
+    """Prepare scikit-learn's loss and weight gradient, of a dense or a sparse input, if the package is installed."""
     losses, loss = (frameworks.module(name) for name in ("sklearn.linear_model._linear_loss", "sklearn._loss.loss"))
-    if losses is None or loss is None or case.mode != WEIGHT_GRADIENT:
+    if losses is None or loss is None:
         return None
-    x, weight, target = (given[name] for name in ("input", "weight", "target"))
     model = losses.LinearModelLoss(loss.HalfMultinomialLoss(n_classes=len(weight)), fit_intercept=False)
     threads, coefficients = ag.get_num_threads(), np.asfortranarray(weight)
     y = target.astype(weight.dtype)

@@ -408,7 +408,9 @@ cdef class Call:
         if kind is None or not kind.is_plain:
             self.ran_foreign_code = True
         if kind is None and name == self.operator.sparse:
-            self.sparse = arguments.sparse_rows(value, self.values[self.operator.slots["weight"]], name, self.operator.name)
+            self.sparse = arguments.sparse_rows(value, name, self.operator.name)
+            if self.sparse is not None and self.sparse.has_integers:
+                self.sparse.convert_integers(self.array(self.operator.slots["weight"]))
             view = None if self.sparse is None else self.sparse.stand_in
         if kind is not None:
             view = kind.view_anywhere(value, name, self.operator.name)

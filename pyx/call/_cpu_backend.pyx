@@ -118,6 +118,8 @@ cdef bint is_layer_hessian(Call call) except -1:
 
 cdef object linear(Call call, int threads):
     cdef Results results
+    if call.sparse is not None and not is_sparse(call):
+        call.sparse.parts(call.operator.name)  # refuses a wrong structure
     if call.operator.kernels == STATISTICS:
         return _linear_python.statistics(call, threads)
     if call.operator.kernels == LAYER_PRODUCT and not is_sparse(call):

@@ -469,6 +469,9 @@ cdef void run_split_phases(CrossEntropy *x, Team *team) noexcept nogil:
     cdef Py_ssize_t tasks = s.plan.blocks * s.plan.splits, row
     begin_rows(x, 0, s.p.rows, &r)
     if x.given_lse != NULL:
+        s.max = r.max
+        if s.plan.caches_inputs:
+            run_phase(s, team, SPLIT_MAX, tasks)  # gathers tiles for the phases below; its maxima are not used
         set_given_statistics(x, s.p.rows, &r)
     else:
         compute_split_statistics(x, team, &r)

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 from cross_entropy_oracles import expected
 from samples import DTYPES
 
 import ascend_grad as ag
-from ascend_grad.bench import arrays, case, cases, documents, measure, report
-from ascend_grad.bench.case import CROSS_ENTROPY, IN_PLACE, JAX, LOGITS_OPTIONS, OTHER_CALLS, TOP_K, WHOLE, Case
+from ascend_grad.bench import arrays, case, cases, documents, frameworks, measure, report
+from ascend_grad.bench.case import (
+    CROSS_ENTROPY,
+    HVP,
+    IN_PLACE,
+    JAX,
+    LAYOUTS,
+    LOGITS_OPTIONS,
+    OTHER_CALLS,
+    PRODUCT,
+    RANDOM,
+    ROWS_HVP,
+    SPARSE,
+    TOP_K,
+    WHOLE,
+    Case,
+)
 from ascend_grad.bench.cases import FIRST, OPTION_MODES, OUTPUTS, TOP_K_MODES
 from ascend_grad.bench.measure import DisagreementError
-from ascend_grad.bench.results import OWN, Failure, Results, Row
-from ascend_grad.bench.sides import compared, cross_entropy
+from ascend_grad.bench.results import CHAIN, GRADIENT_CALL, OWN, Failure, Results, Row
+from ascend_grad.bench.sides import compared, cross_entropy, second_order, sparse
 from ascend_grad.bench.targets import losses_targets
 from ascend_grad.cli.main import main
 
@@ -25,6 +42,11 @@ LINEAR = [
     *(Case(TOP_K, "float32", SHAPE, mode) for mode in TOP_K_MODES),
 ]
 
+PRODUCTS = [
+    Case(HVP, "float32", SHAPE, PRODUCT, suite=RANDOM),
+    Case(ROWS_HVP, "float32", (6, 10), "fresh", 1, case.C_ORDER, case.C_ORDER, "float32", suite=RANDOM),
+]
+SPARSE_CASES = [Case(WHOLE, dtype, (40, 3, 30), f"200 {SPARSE}", suite=RANDOM) for dtype in ("float32", "float64")]
 
 pytestmark = pytest.mark.usefixtures("hasty")
 
@@ -34,6 +56,11 @@ def problem(
 ) -> Case:
     order = case.C_ORDER
     return Case(CROSS_ENTROPY, dtype, shape, mode, dim, order, order, dtype, options, suite="random")
+
+
+def only_scipy(name: str) -> Any:
+    """Return SciPy's sparse arrays, and no other optional package."""
+    return scipy.sparse if name == "scipy.sparse" else None
 
 
 @pytest.fixture
@@ -48,10 +75,14 @@ def sample() -> Results:
 
     compiled = Case(JAX, "float32", FIRST, "compiled")
     relative = dict.fromkeys([*cases.relative(), compiled])
+    of_product = {OWN: 2e-3, GRADIENT_CALL: 1e-3, "numpy": 8e-3, "torch": 4e-3}
+    of_sparse = {OWN: 1e-3, CHAIN: 2e-3, "numpy": 3e-3, "scikit-learn": 4e-3}
     sections = {
         "logits": [Row(case, seconds(case)) for case in cases.logits()],
         "drawn": [Row(case, seconds(case)) for case in cases.drawn()],
         "linear": [Row(case, {OWN: 1.0, case.other: 1.0}) for case in relative],
+        "second_order": [Row(case, of_product) for case in cases.second_order()],
+        "sparse": [Row(case, of_sparse) for case in SPARSE_CASES],
         "failures": [Failure("x", "no")],
     }
     return Results({"CPU": "an abacus"}, 2, sections)
@@ -161,6 +192,102 @@ def test_jax_is_left_out_where_it_is_not_installed():
         assert JAX not in {case.operator for case in cases.relative(quick)}
 
 
+# ---- second derivatives and sparse inputs ----------------------------------------------------------------------------
+
+
+def test_random_second_derivatives_and_sparse_inputs(monkeypatch):
+    found = cases.second_order()
+    assert {case.operator for case in found} == {HVP, ROWS_HVP}
+    assert all(case.suite == RANDOM for case in found)
+    assert {case.dtype for case in found if case.operator == ROWS_HVP} == set(DTYPES)
+    assert min(case.shape[1] for case in found if case.operator == HVP) <= 64
+    monkeypatch.undo()  # SciPy is left out otherwise
+    sparse_cases = cases.sparse()
+    assert sparse_cases == cases.sparse()
+    assert {case.dtype for case in sparse_cases} == {"float32", "float64"}
+    for each in sparse_cases:
+        rows, classes, features = each.shape
+        assert rows <= each.stored_elements <= cases.MAX_STORED
+        assert each.is_sparse
+        assert (2 <= classes <= 200, 300 <= features <= 100_000) == (True, True)
+    assert len(cases.sparse(quick=True)) < len(sparse_cases)
+
+
+def test_sparse_inputs_need_scipy():
+    assert cases.sparse() == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(5, 130, 3), (40, 3, 5), (1, 1, 1), (7, 1, 4)])
+def test_numpy_computes_products_of_a_layer(shape, dtype):
+    """The formula is compared with the definition in extended precision, and not only with this library."""
+    comparison = compared(Case(HVP, dtype, shape, PRODUCT, suite=RANDOM), 1)
+    a = second_order.arrays_of(Case(HVP, dtype, shape, PRODUCT, suite=RANDOM))
+    x, w, v = (each.astype(np.longdouble) for each in (a.x, a.weight, a.vector))
+    right = (expected(x @ w.T, a.target, vector=x @ v.T)["product"].T @ x).astype(float)
+    error = 1e-12 if dtype == "float64" else 1e-4
+    np.testing.assert_allclose(comparison.calls["numpy"](), right, rtol=error, atol=error)
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((9,), 0), ((6, 10), 1), ((10, 6), 0), ((2, 9, 3, 4), 1), ((2, 3, 9), 2)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_numpy_computes_products_of_logits(shape, dim, layout):
+    case_of_layout = replace(PRODUCTS[1], dtype="float64", shape=shape, dim=dim, arrangement=layout)
+    a = second_order.arrays_of(case_of_layout)
+    right = expected(a.x, a.target, dim, vector=a.vector)["product"].astype(float)
+    product = compared(case_of_layout, 1).calls["numpy"]()
+    np.testing.assert_allclose(product, right, rtol=1e-11, atol=1e-14)
+    assert product.shape == shape
+
+
+def test_products_are_timed_beside_the_gradient(dtype):
+    for each in PRODUCTS:
+        row = measure.measure(replace(each, dtype=dtype, out_dtype=dtype if each.dim else ""), 1)
+        assert set(row.seconds) == {OWN, GRADIENT_CALL, "numpy"}
+
+
+def test_another_product_is_refused(monkeypatch):
+    for each in PRODUCTS:
+
+        def wrong(a, right=second_order.SIDES["numpy"]):
+            call = right(a)
+            return lambda: call() * np.float32(1.01)
+
+        monkeypatch.setitem(second_order.SIDES, "numpy", wrong)
+        with pytest.raises(DisagreementError, match=r"^numpy computes other values than ascend_grad$"):
+            measure.measure(each, 1)
+
+
+@pytest.mark.parametrize("case", SPARSE_CASES, ids=lambda case: case.dtype)
+def test_sides_of_sparse_inputs_compute_the_same(case, monkeypatch):
+    monkeypatch.undo()
+    a = sparse.arrays_of(case)
+    assert a.x.shape == (40, 30)
+    assert 0 < a.x.nnz <= case.stored_elements
+    dense = a.x.toarray().astype(float)
+    right = ag.linear_cross_entropy(dense, a.weight.astype(float), a.target, backend="reference")
+    for side, prepare in sparse.SIDES.items():
+        if (call := prepare(a)) is None:
+            assert side == "scikit-learn"
+            continue
+        loss, gradient = call()
+        np.testing.assert_allclose(loss, right.loss, rtol=1e-5)
+        np.testing.assert_allclose(gradient, right.weight_grad, rtol=1e-4, atol=1e-6)
+
+
+def test_another_sparse_loss_is_refused(monkeypatch):
+    monkeypatch.setattr(frameworks, "module", only_scipy)
+    assert set(measure.measure(SPARSE_CASES[0], 1).seconds) == {OWN, CHAIN, "numpy"}
+
+    def wrong(a, right=sparse.SIDES["numpy"]):
+        call = right(a)
+        return lambda: (call()[0] + 0.01, call()[1])
+
+    monkeypatch.setitem(sparse.SIDES, "numpy", wrong)
+    with pytest.raises(DisagreementError, match=r"^numpy computes other values than ascend_grad$"):
+        measure.measure(SPARSE_CASES[0], 1)
+
+
 # ---- results, targets, tables ----------------------------------------------------------------------------------------
 
 
@@ -205,7 +332,16 @@ def test_tables_are_rectangular(sample):
         assert len({line.count("|") for line in lines}) <= 1
         assert len({len(line) for line in lines}) <= 1
     assert blocks["loss_linear"].count(" 100 % |") == len(sample["linear"])
-    assert set(documents.blocks({"losses": with_sections(sample, drawn=[], linear=[])})) == {
+    of_product = "2.00× (2.00× to 2.00×) | 4.00× (4.00× to 4.00×) | 2.00× (2.00× to 2.00×) |"
+    assert blocks["loss_second_order"].count(of_product) == len(
+        {(row.case.operator, row.case.dtype) for row in sample["second_order"]}
+    )
+    assert blocks["loss_second_order_rows"].count("_hvp ") == len(sample["second_order"])
+    assert "| all  " in blocks["loss_sparse"]
+    assert " 2.00× (2.00× to 2.00×) | 3.00× (3.00× to 3.00×) | 4.00× (4.00× to 4.00×) |" in blocks["loss_sparse"]
+    assert blocks["loss_sparse_rows"].count(SPARSE) == len(SPARSE_CASES)
+    without: dict[str, list] = {name: [] for name in ("drawn", "linear", "second_order", "sparse")}
+    assert set(documents.blocks({"losses": with_sections(sample, **without)})) == {
         "loss_machine",
         "loss_targets",
         "loss_rows",
@@ -227,6 +363,9 @@ def small(monkeypatch):
     monkeypatch.setattr(cases, "logits", lambda quick=False: [problem(), problem((2, 9, 3), 1, options=case.SMOOTHING)])
     monkeypatch.setattr(cases, "drawn", lambda quick=False: [replace(problem((4, 7)), arrangement="every second")])
     monkeypatch.setattr(cases, "relative", lambda quick: LINEAR)
+    monkeypatch.setattr(cases, "second_order", lambda quick: PRODUCTS)
+    monkeypatch.setattr(cases, "sparse", lambda quick: SPARSE_CASES)
+    monkeypatch.setattr(frameworks, "module", only_scipy)
 
 
 def test_the_command(small, monkeypatch, tmp_path, capsys):
@@ -241,10 +380,13 @@ def test_the_command(small, monkeypatch, tmp_path, capsys):
     assert [row.case for row in found["logits"]] == cases.logits()
     assert [row.case for row in found["drawn"]] == cases.drawn()
     assert [row.case for row in found["linear"]] == LINEAR
+    assert [row.case for row in found["second_order"]] == PRODUCTS
+    assert [row.case for row in found["sparse"]] == SPARSE_CASES
     assert "variant" in found.machine
     out = capsys.readouterr().out
     assert "with 2 threads" in out
     assert all(row.case.name in out for row in (*found["logits"], *found["linear"]))
+    assert all(row.case.name in out for row in (*found["second_order"], *found["sparse"]))
     assert "| linear_top_k k = 16 float32 5 × 130 × 3 " in document.read_text()
 
 

@@ -304,6 +304,142 @@ static void test_skinny(ag_variant variant, ag_dtype dtype, ptrdiff_t few, ptrdi
     free(left.matrix.data), free(right.matrix.data), free(out.matrix.data), free(a), free(b), free(none), free(p), free(sums);
 }
 
+/* The Hessian's product with changes of the logits, in a transposed tile of both, and the sums of its rows. */
+static void test_product(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdiff_t vocab, double scale)
+{
+    const ag_linear_kernels *k = ag_linear_kernels_of(variant, dtype);
+    const ag_dtype own = k->acc_size == 8 ? AG_FLOAT64 : AG_FLOAT32;
+    const double eps = own == AG_FLOAT64 ? 0x1p-53 : 0x1p-24, factor = 0.75;
+    const ptrdiff_t pitch = up(rows, 16);
+    double *x = numbers(2 * vocab * pitch, scale), *bias = numbers(2 * vocab, 1), *grad = numbers(rows, 1);
+    double *sums = numbers(vocab, 1), *p = numbers(vocab, 0);
+    char *tile = zeros(2 * vocab * pitch * k->acc_size);
+    ag_linear_block b;
+    memset(&b, 0, sizeof b);
+    for (ptrdiff_t i = 0; i < 2 * vocab * pitch; i++) put(tile + i * k->acc_size, own, x[i]), x[i] = real_at(k, tile, i);
+    b.chunk.rows = rows, b.chunk.grad = reals(k, grad, rows), b.vocab.size = vocab, b.tile_pitch = pitch;
+    b.transform.bias = rows % 2 ? reals(k, bias, 2 * vocab) : NULL, b.transform.scale = factor;
+    k->columns_to_product(&b, tile);
+    double *before = numbers(vocab, 0), *size_of_sums = numbers(vocab, 0);
+    memcpy(before, sums, (size_t)vocab * sizeof *sums);
+    k->sum_tile(&b, tile, sums);
+    for (ptrdiff_t i = 0; i < rows; i++) {
+        double max = -INFINITY, total = 0, mean = 0, size = 0;
+        for (int pass = 0; pass < 3; pass++) {
+            for (ptrdiff_t c = 0; c < vocab; c++) {
+                const double added = b.transform.bias ? real_at(k, b.transform.bias, c) : 0;
+                const double moved = b.transform.bias ? real_at(k, b.transform.bias, vocab + c) : 0;
+                const double z = factor * (x[c * pitch + i] + added), u = x[(vocab + c) * pitch + i] + moved;
+                if (!pass) {
+                    max = fmax(max, z);
+                } else if (pass == 1) {
+                    p[c] = exp(z - max), total += p[c], mean += p[c] * u, size = fmax(size, fabs(u) + fabs(moved));
+                } else {
+                    const double value = p[c] / total * (u - mean / total) * real_at(k, b.chunk.grad, i);
+                    const double got = real_at(k, tile, c * pitch + i), most = fabs(p[c] / total * real_at(k, b.chunk.grad, i));
+                    const double bound = eps * most * size * (64 + 8 * scale + (double)vocab / 8);
+                    CHECK(fabs(got - value) <= bound + 0x1p-120, "product %s %s: %g is not %g", ag_variant_names[variant],
+                          dtype_names[dtype], got, value);
+                    before[c] += got, size_of_sums[c] += fabs(got);
+                }
+            }
+        }
+    }
+    for (ptrdiff_t c = 0; c < vocab; c++) {
+        CHECK(fabs(sums[c] - before[c]) <= 64 * 0x1p-53 * (1 + size_of_sums[c]), "sum of products %s: %g is not %g",
+              ag_variant_names[variant], sums[c], before[c]);
+    }
+    free((void *)b.chunk.grad), free((void *)b.transform.bias), free(tile);
+    free(x), free(bias), free(grad), free(sums), free(p), free(before), free(size_of_sums);
+}
+
+/* Logits and gradients of rows in the format CSR, with features of 32 or 64 bits, in order or not. */
+static void test_sparse(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdiff_t classes, ptrdiff_t features, int is_wide,
+                        int is_sorted)
+{
+    const ag_linear_kernels *k = ag_linear_kernels_of(variant, dtype);
+    const ag_dtype own = k->acc_size == 8 ? AG_FLOAT64 : AG_FLOAT32;
+    const double eps = own == AG_FLOAT64 ? 0x1p-53 : 0x1p-24;
+    const ptrdiff_t pitch = k->sparse_pitch(classes), most = 12, size = is_wide ? 8 : 4, first_row = rows / 3;
+    int64_t *starts = calloc((size_t)rows + 1, sizeof *starts), *feature = calloc((size_t)(rows * most + 1), sizeof *feature);
+    for (ptrdiff_t i = 0; i < rows; i++) {
+        const int64_t count = i % 5 ? (int64_t)(uniform() * (double)most) : 0;
+        int64_t at = -1;
+        starts[i + 1] = starts[i];
+        for (int64_t n = 0; n < count; n++) {
+            at = is_sorted ? at + 1 + (int64_t)(uniform() * 4) : (int64_t)(uniform() * (double)features);
+            if (at < features) feature[starts[i + 1]++] = at;
+        }
+    }
+    const int64_t count = starts[rows];
+    double *a = numbers(count, 1), *w = numbers(features * pitch, 1), *bias = numbers(pitch, 1), *p = numbers(rows * classes, 1);
+    char *indices = zeros((count + 1) * size), *values = zeros(count * k->acc_size), *weight = zeros(features * pitch * k->acc_size);
+    char *logits = zeros(rows * classes * k->acc_size), *of_p = zeros(rows * classes * k->acc_size);
+    char *sums = zeros(features * pitch * k->acc_size), *added = zeros(pitch * k->acc_size);
+    int descends = 0;
+    for (ptrdiff_t i = 0; i < rows; i++) {
+        for (int64_t n = starts[i]; n + 1 < starts[i + 1]; n++) descends |= feature[n + 1] < feature[n];
+    }
+    for (int64_t n = 0; n < count; n++) {
+        const int32_t narrow = (int32_t)feature[n];
+        if (is_wide) memcpy(indices + n * size, &feature[n], 8);
+        else memcpy(indices + n * size, &narrow, 4);
+        put(values + n * k->acc_size, own, a[n]), a[n] = real_at(k, values, n);
+    }
+    for (ptrdiff_t i = 0; i < features * pitch; i++) {
+        if (i % pitch >= classes) w[i] = 0;
+        put(weight + i * k->acc_size, own, w[i]), w[i] = real_at(k, weight, i);
+    }
+    for (ptrdiff_t c = 0; c < classes; c++) put(added + c * k->acc_size, own, bias[c]), bias[c] = real_at(k, added, c);
+    for (ptrdiff_t i = 0; i < rows * classes; i++) {
+        if (i / classes % 4 == 1) p[i] = 0; /* rows without a gradient are skipped */
+        put(of_p + i * k->acc_size, own, p[i]), p[i] = real_at(k, of_p, i);
+    }
+    ag_sparse_rows x = {values, indices, is_wide, starts, features, descends};
+    CHECK(k->sparse_check(&x, 0, rows) == (descends ? AG_SPARSE_UNSORTED : 0), "structure of sparse rows");
+    x.features = count ? features : 1;
+    for (int64_t n = 0; n < count; n++) x.features = n && x.features > feature[n] ? x.features : feature[n]; /* one too few */
+    CHECK(!count || k->sparse_check(&x, 0, rows) & AG_SPARSE_OUTSIDE, "a feature outside of sparse rows");
+    x.features = features;
+    ag_sparse_task t = {classes, pitch, first_row, rows, first_row, logits, weight, rows % 2 ? added : NULL, sums, 0, features};
+    k->sparse_logits(&x, &t);
+    for (ptrdiff_t i = first_row; i < rows; i++) {
+        for (ptrdiff_t c = 0; c < classes; c++) {
+            double value = t.bias ? bias[c] : 0, magnitude = fabs(value);
+            for (int64_t n = starts[i]; n < starts[i + 1]; n++) {
+                const double term = a[n] * w[feature[n] * pitch + c];
+                value += term, magnitude += fabs(term);
+            }
+            const double got = real_at(k, logits, (i - first_row) * classes + c);
+            CHECK(fabs(got - value) <= 16 * eps * magnitude, "sparse logits %s %s: %g is not %g", ag_variant_names[variant],
+                  dtype_names[dtype], got, value);
+        }
+    }
+    t.p = of_p + first_row * classes * k->acc_size;
+    for (int part = 0; part < 3; part++) { /* ranges of features of three threads */
+        t.feature = features * part / 3, t.feature_end = features * (part + 1) / 3;
+        k->sparse_sums(&x, &t);
+    }
+    double *value = numbers(features * classes, 0), *magnitude = numbers(features * classes, 0);
+    for (ptrdiff_t i = first_row; i < rows; i++) {
+        for (int64_t n = starts[i]; n < starts[i + 1]; n++) {
+            for (ptrdiff_t c = 0; c < classes; c++) {
+                const double term = a[n] * p[i * classes + c];
+                value[feature[n] * classes + c] += term, magnitude[feature[n] * classes + c] += fabs(term);
+            }
+        }
+    }
+    for (ptrdiff_t h = 0; h < features; h++) {
+        for (ptrdiff_t c = 0; c < classes; c++) {
+            const double got = real_at(k, sums, h * pitch + c), right = value[h * classes + c];
+            CHECK(fabs(got - right) <= (double)rows * eps * magnitude[h * classes + c], "sparse sums %s %s: %g is not %g",
+                  ag_variant_names[variant], dtype_names[dtype], got, right);
+        }
+    }
+    free(starts), free(feature), free(a), free(w), free(bias), free(p), free(indices), free(values), free(weight), free(logits);
+    free(of_p), free(sums), free(added), free(value), free(magnitude);
+}
+
 #if defined(AG_HAS_BFMMLA) && AG_COMPILES(4)
 /* A bfloat16 number: any bits, or of moderate size, or such that products and sums are at the edges of float32. */
 static uint16_t bfloat16_bits(void)
@@ -470,6 +606,15 @@ int main(int count, char **names)
             test_skinny(variant, (ag_dtype)dtype, AG_TERMS, AG_TERMS, 77, 0);
             test_skinny(variant, (ag_dtype)dtype, AG_TERMS, 9, 300, 1);
             test_skinny(variant, (ag_dtype)dtype, 100, 120, 1100, 1);
+            for (ptrdiff_t vocab = 1; vocab <= AG_MAX_UNPACKED_ROWS; vocab += vocab < 18 ? 1 : vocab < 63 ? 5 : 1) {
+                test_product(variant, (ag_dtype)dtype, 1 + vocab * 7 % 48, vocab, vocab % 3 ? 1 : 40);
+            }
+            for (ptrdiff_t classes = 1; classes <= 140; classes += classes < 36 ? 1 : 13) {
+                test_sparse(variant, (ag_dtype)dtype, 7 + classes % 2, classes, 30, classes % 3 == 0, classes % 5 != 0);
+            }
+            test_sparse(variant, (ag_dtype)dtype, 300, 3, 700, 1, 0);
+            test_sparse(variant, (ag_dtype)dtype, 301, 9, 700, 0, 1);
+            test_sparse(variant, (ag_dtype)dtype, 0, 2, 5, 0, 1);
         }
 #if defined(AG_HAS_BFMMLA) && AG_COMPILES(4)
         if (variant == AG_VARIANT_NEON_BF16) {

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from linear_samples import Shape
 from loss_samples import EDGES, OPTIONS, arguments_of, backward_of, check
+from producers import Own
 from samples import assert_identical, generator
 from sparse_samples import (
     FLOATS,
@@ -132,6 +133,24 @@ def test_dense_targets(dtype):
         check(ag.linear_cross_entropy(**sparse(dense), backend="cpu"), dense, dtype)
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_rows_that_are_split(dtype, smoothing):
+    """Few rows of many classes are split if their targets do not lie side by side."""
+    x, w = random_matrix(5, 33, 0.5).astype(dtype), generator("split").standard_normal((20_000, 33)).astype(dtype)
+    target = np.repeat(generator("split targets").random((20_000, 5)), 3, axis=1).T[::3]
+    arguments = {"input": x, "weight": w, "target": target, "label_smoothing": smoothing, "reduction": "sum"}
+    lse = ag.linear_cross_entropy(**arguments, return_grad=False, outputs=("lse",), backend="reference").lse
+    calls = (ag.linear_cross_entropy_backward, {"lse": lse + 1, "grad_loss": 1.0}), (ag.linear_cross_entropy, {})
+    for threads in (1, 2):
+        for function, more in calls:  # the loss comes last, as memory of a call may be given to the next one
+            result, right = (
+                function(**arguments, **more, backend=backend, num_threads=threads).weight_grad
+                for backend in ("cpu", "reference")
+            )
+            np.testing.assert_allclose(result, right, rtol=1e-4, atol=1e-5 * np.abs(right).max())
+
+
 # ---- structure -------------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +219,22 @@ def test_integers_take_the_dtype_of_the_weight():
             ag.linear_cross_entropy(**sparse(call | {"input": counts > 0}), backend="cpu"),
             ag.linear_cross_entropy(**sparse(call | {"input": (counts > 0).astype(dtype)}), backend="cpu"),
         )
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_integers_take_the_dtype_of_a_weight_of_any_library(dtype):
+    """The weight may be an object that only converts to an array, and need not have a NumPy dtype."""
+    arguments = with_zeros(arguments_of(Shape(30, 5, 20), dtype, "no option"))
+    counts = scipy.sparse.csr_array(np.ceil(np.abs(arguments["input"])).astype(np.int64))
+    right = ag.linear_cross_entropy(**arguments | {"input": counts.astype(dtype)}, backend="cpu")
+    for weight in (
+        memoryview(arguments["weight"]),
+        arguments["weight"].astype(arguments["weight"].dtype.newbyteorder()),
+    ):
+        result = ag.linear_cross_entropy(**arguments | {"input": counts, "weight": weight}, backend="cpu")
+        assert_same(result, right)
+    result = ag.linear_cross_entropy(**arguments | {"input": counts, "weight": Own(arguments["weight"])}, backend="cpu")
+    assert_identical(result.weight_grad.array, right.weight_grad)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -360,6 +395,19 @@ def test_a_wrong_structure_is_an_error(what, x, message):
             error = outcome(ag.linear_cross_entropy, x, w, target, backend=backend, num_threads=threads)
             assert isinstance(error, ag.ParamInvalidError), what
             assert message in str(error)
+
+
+@pytest.mark.parametrize("function", [LOSS, "linear_cross_entropy_hvp"])
+def test_a_wrong_structure_is_an_error_without_rows_or_classes(function):
+    w, target = np.ones((3, 5)), np.full(4, -100)
+    without_rows, without_classes = scipy.sparse.csr_array((0, 5)), scipy.sparse.csr_array((4, 5))
+    without_rows.indptr = np.array([1])
+    without_classes.indptr = np.array([0, 2, 1, 1, 1])
+    for x, weight, ids in ((without_rows, w, target[:0]), (without_classes, w[:0], target)):
+        of_product = {} if function == LOSS else {"vector": weight}
+        for backend in ("cpu", "reference"):
+            error = outcome(getattr(ag, function), x, weight, ids, **of_product, backend=backend)
+            assert "input: expected a valid sparse array, but indptr" in str(error)
 
 
 @pytest.mark.parametrize("kind", ["csc", "coo", "lil", "bsr", "dok", "dia"])

@@ -24,18 +24,23 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import fuzzed_sparse
 import numpy as np
 import producers
 from faults import CODES, Fault
 from fuzzed_arrays import LIBRARIES, NUMPY, Draw, shown
-from fuzzed_calls import Sample, as_plain, expectation, in_its_library, random_sample, result_dtypes
+from fuzzed_calls import Sample, as_plain, expectation, in_its_library, random_sample, result_dtypes, result_names
 from fuzzed_faults import broken
+from fuzzed_losses import FULL_OUTPUTS
 from samples import GUARD, assert_fresh, assert_identical, bytes_inside, native_copy
 
 import ascend_grad as ag
 from ascend_grad import _cpu
 from ascend_grad.operators import table
+from ascend_grad.sparse_arrays import is_sparse
 
+#: Results of the shape of the logits whose rows lie side by side in memory.
+WITH_ROWS_SIDE_BY_SIDE = (*FULL_OUTPUTS, "product")
 #: The share of invalid calls.
 FAULTY = 0.4
 #: Number of failures after which a process ends.
@@ -73,6 +78,8 @@ def variant_of(options: Options, number: int) -> str:
 
 def contents(value: Any) -> list[bytes]:
     """Return the elements of all arrays in an argument."""
+    if is_sparse(value):
+        return fuzzed_sparse.parts_of(value)
     if isinstance(value, (tuple, list)):
         return [each for entry in value for each in contents(entry)]
     is_plain = isinstance(value, np.ndarray) and value.dtype != object
@@ -81,7 +88,8 @@ def contents(value: Any) -> list[bytes]:
 
 def all_contents(sample: Sample) -> dict[str, list[bytes]]:
     """Return the elements of the arrays of a call, results included."""
-    return {name: contents(value) for name, value in sample.arguments.items()}
+    arrays = {name: contents(value) for name, value in sample.arguments.items()}
+    return arrays if sample.sparse is None else arrays | {"sparse": contents(sample.sparse[0])}
 
 
 def refusal(function: Callable, *args: Any, **arguments: Any) -> ag.AscendGradError:
@@ -100,7 +108,8 @@ def check_refused(made: Made) -> None:
     before = all_contents(sample)
     backends = [{}] if "backend" in arguments else [{"backend": "cpu"}, {"backend": "reference"}]
     calls: list[tuple[Callable, tuple[str, ...], dict]] = [(getattr(ag, operator), (), how) for how in backends]
-    calls += [(ag.explain, (operator,), {}), (ag.workspace_size, (operator,), {})]
+    if fault.stage != "structure":  # elements are read when the call is computed
+        calls += [(ag.explain, (operator,), {}), (ag.workspace_size, (operator,), {})]
     messages = set()
     for function, names, how in calls:
         error = refusal(function, *names, **arguments, **how)
@@ -123,6 +132,9 @@ def order_of(made: Made, i: int) -> np.ndarray | None:
     """Return the array whose axis order a new array for result i has; None for C order."""
     sample = made.sample
     operator = table.OPERATORS[sample.operator]
+    if result_names(sample)[i] in WITH_ROWS_SIDE_BY_SIDE and sample.arrays["input"].ndim:
+        axis, shape = int(sample.arguments.get("axis", -1)), sample.arrays["input"].shape
+        return np.moveaxis(np.empty(np.moveaxis(np.empty(shape), axis, -1).shape), -1, axis)
     keeps_order = operator in table.ROWWISE or (operator.name, operator.results[i]) == (
         "cross_entropy",
         "input_grad",
@@ -163,6 +175,8 @@ def plain_results(made: Made, results: tuple[Any, ...], *, fresh_checks: bool) -
 def check_untouched(sample: Sample) -> None:
     """Check that no argument and no byte around the results was modified."""
     places = [place for place in sample.outs if place is not None]
+    if sample.sparse is not None:
+        assert contents(sample.sparse[0]) == sample.parts, "the sparse input was modified"
     for name, array in sample.arrays.items():
         if not any(np.may_share_memory(array, place.array) for place in places):
             assert native_copy(array).tobytes() == sample.values[name].tobytes(), f"{name} was modified"

@@ -14,6 +14,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 import fuzzed_losses
+import fuzzed_sparse
 import linear_oracles
 import linear_samples
 import ml_dtypes
@@ -43,6 +44,11 @@ LARGE_SHAPES = ((40, 5000), (5000, 40), (2, 70001), (100003,), (300, 17, 30), (3
 LARGE_MASKED_SHAPES = ((2, 3, 40, 700), (1, 1, 2, 70001), (4, 4, 2000, 5))
 LARGE_LINEAR_SHAPES = ((130, 1500, 70), (700, 300, 40), (5, 20000, 33), (2000, 17, 129))
 LINEAR_SIZES = (0, 1, 1, 2, 3, 5, 8, 9, 16, 17, 33, 50)
+#: Elements of the weight of a sparse call up to which 4 MiB are enough.
+LEAST_OF_SPARSE = 5000
+#: Numbers of classes and of features of calls for the whole Hessian, and large shapes, with several blocks of rows.
+HESSIAN_SIZES = (0, 1, 1, 2, 3, 4, 5)
+LARGE_HESSIAN_SHAPES = ((20_000, 3, 5), (3000, 9, 8))
 
 #: The constant of the bounds on errors if rows are repeated. Each addition in a chain of 1280 terms may err by eps, and
 #: the errors of equal terms have the same sign. The constant `ANY` is too small: an error once exceeded it by a sixth.
@@ -51,7 +57,7 @@ CHAIN = 1280
 #: Short vectors, which may be NumPy's in calls with another library's matrices.
 MIXES = (
     *("target", "masked_target", "target_mask", "token_weight", "class_weight", "target_prob", "temperature", "bias"),
-    *("lse", "entropy", "grad_lse", "grad_log_prob", "grad_entropy"),
+    *("lse", "entropy", "grad_lse", "grad_log_prob", "grad_entropy", "vector_bias"),
 )
 
 
@@ -84,6 +90,9 @@ class Sample:
     values: dict[str, np.ndarray] = field(default_factory=dict)
     is_ordinary: bool = True
     may_overflow: bool = False
+    #: The input as a sparse array, and as one with contiguous parts in the same order, if the call has a sparse input.
+    sparse: tuple[Any, Any] | None = None
+    parts: list[bytes] = field(default_factory=list)
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -108,6 +117,11 @@ class Sample:
     def is_loss(self) -> bool:
         """Return whether the call is one of `fuzzed_losses`."""
         return self.case in fuzzed_losses.OPERATOR_OF
+
+    @property
+    def is_of_logits(self) -> bool:
+        """Return whether the call is a loss of logits. Other losses are those of a linear layer."""
+        return self.operator in fuzzed_losses.OF_LOGITS
 
     @property
     def result_of_out(self) -> str:
@@ -139,7 +153,7 @@ def put_special_values(draw: Draw, sample: Sample) -> None:
     """Replace some elements of an array by NaN and infinity, or by the largest and smallest numbers."""
     floats = [name for name, array in sample.arrays.items() if array.size and array.dtype in DTYPES.values()]
     if sample.is_loss:  # other arrays may have to be positive
-        floats = [name for name in floats if name in ("input", "weight")]
+        floats = [name for name in floats if name in ("input", "weight", "vector", "vector_input")]
     if not floats:
         return
     name = draw.choice(floats)
@@ -266,17 +280,27 @@ def linear_sample(draw: Draw, dtype: str) -> Sample:
 def loss_sample(draw: Draw, dtype: str) -> Sample:
     case = draw.choice(tuple(fuzzed_losses.OPERATOR_OF))
     operator = fuzzed_losses.OPERATOR_OF[case]
-    if case == "rows":
-        arguments = fuzzed_losses.draw_rows(draw, dtype, rowwise_shape(draw, operator))
+    if operator in fuzzed_losses.OF_LOGITS:
+        arguments = fuzzed_losses.draw_rows(draw, dtype, rowwise_shape(draw, operator), operator)
         return Sample(operator, case, arguments)
-    shape = draw.choices(LINEAR_SIZES, k=3)
+    if case in fuzzed_losses.SPARSE:
+        dtype = draw.choice(("float32", "float64"))
+    shape, large = draw.choices(LINEAR_SIZES, k=3), LARGE_LINEAR_SHAPES
+    if operator == fuzzed_losses.HESSIAN:
+        shape, large = [shape[0], *draw.choices(HESSIAN_SIZES, k=2)], LARGE_HESSIAN_SHAPES
     if draw.chance(LARGE):
-        shape = list(draw.choice(LARGE_LINEAR_SHAPES))
+        shape = list(draw.choice(large))
     arguments, constant, is_ordinary = fuzzed_losses.draw_linear(draw, dtype, shape, case)
     sample = Sample(operator, case, arguments, constant=constant, is_ordinary=is_ordinary)
     if draw.chance(0.4) and not fuzzed_losses.is_dense(arguments):
         arguments["target"] = arguments["target"].astype(np.int32)
-    gradient_options(draw, sample)
+    if operator in (WHOLE, fuzzed_losses.BACKWARD):
+        gradient_options(draw, sample)
+    if case in fuzzed_losses.SPARSE:
+        if tuple(arguments.get("output_mask", ())) == (True, False):  # a sparse input has no gradient
+            del arguments["output_mask"]
+        if shape[1] * shape[2] > LEAST_OF_SPARSE:
+            arguments.pop("workspace_bytes", None)
     return sample
 
 
@@ -345,7 +369,7 @@ def how_to_compute(draw: Draw, sample: Sample) -> None:
 def random_sample(draw: Draw, libraries: tuple[str, ...]) -> Sample:
     """Draw a valid call, with NumPy's arrays in any layout."""
     dtype = draw.choice(tuple(DTYPES))
-    sample = draw.choice((rowwise_sample, rowwise_sample, linear_sample, loss_sample))(draw, dtype)
+    sample = draw.choice((rowwise_sample, rowwise_sample, linear_sample, loss_sample, loss_sample))(draw, dtype)
     sample.library = LIBRARIES[draw.choice(libraries)](draw)
     if sample.is_ordinary and draw.chance(0.12):
         put_special_values(draw, sample)
@@ -354,6 +378,9 @@ def random_sample(draw: Draw, libraries: tuple[str, ...]) -> Sample:
         place_results(draw, sample)
     how_to_compute(draw, sample)
     sample.values = {name: native_copy(array) for name, array in sample.arrays.items()}
+    if sample.case in fuzzed_losses.SPARSE:
+        sample.sparse = fuzzed_sparse.drawn(draw, sample.values["input"])
+        sample.parts = fuzzed_sparse.parts_of(sample.sparse[0])
     return sample
 
 
@@ -365,6 +392,8 @@ def in_its_library(draw: Draw, sample: Sample) -> dict[str, Any]:
         if name == "out":
             is_pair = isinstance(value, (tuple, list))
             arguments[name] = type(value)(given(library, each) for each in value) if is_pair else given(library, value)
+        elif name == "input" and sample.sparse is not None:
+            arguments[name] = sample.sparse[0]
         elif name in arrays and library is not NUMPY and not (name in MIXES and draw.chance(0.2)):
             arguments[name] = given(library, value)
         elif type(value) is np.ndarray and name in arrays and value.ndim and draw.chance(0.04):
@@ -375,6 +404,8 @@ def in_its_library(draw: Draw, sample: Sample) -> dict[str, Any]:
 def as_plain(sample: Sample) -> dict[str, Any]:
     """Return the arguments of the same call on contiguous arrays and one thread, with results of the same dtypes."""
     arguments = sample.arguments | sample.values | {"num_threads": 1}
+    if sample.sparse is not None:
+        arguments["input"] = sample.sparse[1]
     if sample.outs:
         outs = tuple(place and np.empty(place.array.shape, native(place.array.dtype)) for place in sample.outs)
         arguments["out"] = outs if sample.takes_pair else outs[0]
@@ -423,20 +454,22 @@ def loss_expectation(sample: Sample, results: dict[str, np.ndarray]) -> list[ora
     """Return the expected results of a loss. Where ties allow several results, the given ones are expected."""
     arguments = {name: value for name, value in (sample.arguments | sample.values).items() if name != "out"}
     if arguments.get("grad_loss") is None:
-        arguments["grad_loss"] = 0.0 if sample.case == "loss_gradient" else 1.0
+        arguments["grad_loss"] = 0.0 if sample.operator == fuzzed_losses.BACKWARD else 1.0
     with np.errstate(all="ignore"):
-        if sample.case == "rows":
+        if sample.is_of_logits:
             found = fuzzed_losses.expected_of_rows(arguments, results)
         else:
             assert sample.constant is not None
-            found = fuzzed_losses.expected_of_linear(arguments, sample.constant, results)
+            found = fuzzed_losses.expected_of_layer(sample.operator, arguments, sample.constant, results)
+    if sample.sparse is not None:
+        found.pop("input_grad", None)
     return [found.get(name) for name in result_names(sample)]
 
 
 def result_names(sample: Sample) -> tuple[str, ...]:
     """Return the names of the results in order."""
     if sample.is_loss:
-        return fuzzed_losses.names_of_results(sample.arguments, sample.case)
+        return fuzzed_losses.names_of_results(sample.arguments, sample.operator)
     return table.OPERATORS[sample.operator].results[: len(result_dtypes(sample))]
 
 

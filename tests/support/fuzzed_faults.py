@@ -58,12 +58,13 @@ STAGES = {case: each.stages for case, each in CASES.items()} | fuzzed_loss_fault
 
 
 def stages_of(sample: Sample) -> tuple[str, ...]:
-    """Return the stages in order. Libraries are compared after all arguments and before the results."""
+    """Return the stages in order. Libraries are compared after all arguments and before what comes last."""
     every = STAGES[sample.case]
-    stages = [stage for stage in every if stage != "out"]
+    last = [stage for stage in every if stage in ("out", "structure")]
+    stages = [stage for stage in every if stage not in last]
     if sample.library.owns is not np.ndarray and len(sample.arrays) > 1:
         stages.append("library")
-    return (*stages, "out") if "out" in every else tuple(stages)
+    return (*stages, *last)
 
 
 # ---- faults that depend on the call ----------------------------------------------------------------------------------
@@ -232,8 +233,8 @@ def faults_of_results(draw: Draw, sample: Sample) -> Iterator[Fault]:
 def faults_of_libraries(draw: Draw, sample: Sample) -> Iterator[Fault]:
     """Replace one array by an array of a library other than the first array's."""
     names = list(sample.arrays)
-    name = draw.choice(names[1:])
-    if name not in MIXES and (sample.operator, name) != ("cross_entropy", "grad_loss"):
+    name = draw.choice(names[2 if sample.sparse is not None else 1 :])  # a sparse array has no library
+    if name not in MIXES and not (sample.is_of_logits and name == "grad_loss"):
         yield Fault("library", name, "of NumPy", lambda x: x.view(Noted), TYPE, name)
         if sample.library.owns is not Own:
             yield Fault("library", name, "of a third library", lambda x: Own(np.array(x)), TYPE, name)
@@ -341,9 +342,13 @@ def broken(draw: Draw, sample: Sample) -> list[Fault]:
     spoils_dim = any(fault.stage == "axis" for fault in found)
     if spoils_dim:
         found = [fault for fault in found if fault.label != "rank 9"]  # log_softmax might accept the axis
+    if any(fault.argument == "bias" for fault in found):
+        found = [fault for fault in found if fault.label != fuzzed_loss_faults.WITHOUT_BIAS]
     for i, fault in enumerate(found):
         spoilt = fault.spoil(sample.arguments.get(fault.argument))
         if sample.operator == "log_softmax" and (fault.stage, fault.argument) == ("dtype", "input") and not spoils_dim:
             found[i] = as_decided(fault, spoilt, axis)
         sample.arguments[fault.argument] = spoilt
+        if fault.argument == "input":
+            sample.sparse = None
     return sorted(found, key=lambda fault: stages.index(fault.stage))

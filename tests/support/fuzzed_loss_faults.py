@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import fuzzed_sparse
 import numpy as np
 from faults import (
     CONVERTED,
@@ -22,7 +23,7 @@ from faults import (
 )
 from fuzzed_arrays import Draw
 from fuzzed_calls import Sample
-from fuzzed_losses import DEFAULTS, UPSTREAM
+from fuzzed_losses import DEFAULTS, LAYER_HVP, SPARSE, UPSTREAM
 from linear_faults import NOT_A_BOOL, NOT_TWO_BOOLS
 
 from ascend_grad.operators import table
@@ -33,24 +34,30 @@ _OPTIONS = (
 )
 _LINEAR = ("settings", "null", "dtype", "shape", "targets")
 _NUMBERS = ("output_mask", "workspace_bytes", "filter_eps")
+_REDUCTION = ("reduction", "grad_loss", "ignore_index", "vocab_start_index")
+_VALUES = ("target", "temperature values")
+_ROWS = ("settings", "null", "dtype", "axis", "rank", "shape")
+_OPTIONS_OF_ROWS = (
+    *("reduction", "grad_loss", "ignore_index", "class_weight", "token_weight", "label_smoothing", "lse_square_scale"),
+    *("temperature", "denominator", "logit_scale", "softcap"),
+)
 #: The stages of each case's checks, in their order.
 STAGES = {
-    "options": (
-        *_LINEAR,
-        *("reduction", "grad_loss", "ignore_index", "vocab_start_index", "return_grad"),
-        *(*_NUMBERS, *_OPTIONS, "outputs", "target", "temperature values"),
-    ),
+    "options": (*_LINEAR, *_REDUCTION, "return_grad", *_NUMBERS, *_OPTIONS, "outputs", *_VALUES),
     "loss_gradient": (
-        *_LINEAR,
-        *("lse", "entropy", *UPSTREAM, "statistics", "upstream", "reduction", "grad_loss", "ignore_index"),
-        "vocab_start_index",
-        *(*_NUMBERS, *_OPTIONS, "target", "temperature values"),
+        *(*_LINEAR, "lse", "entropy", *UPSTREAM, "statistics", "upstream"),
+        *(*_REDUCTION, *_NUMBERS, *_OPTIONS, *_VALUES),
     ),
     "rows": (
-        *("settings", "null", "dtype", "axis", "rank", "shape", "reduction", "grad_loss", "ignore_index"),
-        *("class_weight", "token_weight", "label_smoothing", "lse_square_scale", "temperature", "denominator"),
-        *("logit_scale", "softcap", "outputs", "return_grad", "temperature values", "target", "out"),
+        *(*_ROWS, *_OPTIONS_OF_ROWS, *UPSTREAM, "outputs", "hessian_diag", "return_grad", "temperature values"),
+        *("target", "out"),
     ),
+    "rows_hvp": (*_ROWS, "vector", *_OPTIONS_OF_ROWS, "temperature values", "target"),
+    "layer_hvp": (*_LINEAR, "vector", "vector_bias", *_REDUCTION, *_OPTIONS, *_VALUES),
+    "hessian": (*_LINEAR, *_REDUCTION, *_OPTIONS, *_VALUES),
+}
+STAGES |= {
+    case: (*STAGES[dense], "structure") for case, dense in zip(SPARSE, ("options", "loss_gradient", "layer_hvp"))
 }
 
 _NO_NUMBER = {label: value for label, value in NOT_A_NUMBER.items() if label != "None"}
@@ -83,6 +90,8 @@ NUMBERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 #: The axes of the arrays that have a number for each row or for each entry of the vocabulary.
 OF_ROWS = ("token_weight", "temperature", "grad_loss", "lse", "entropy", *UPSTREAM)
 _IF_GIVEN = ("token_weight", "class_weight", "bias", "lse", "entropy", *UPSTREAM)
+#: The label of a fault that is none if a bias is given.
+WITHOUT_BIAS = "without bias"
 
 
 def _each(stage: str, name: str, values: dict[str, Any], kind: type) -> Iterator[Fault]:
@@ -120,7 +129,7 @@ def _of_array(draw: Draw, sample: Sample, stage: str, name: str) -> Iterator[Fau
     if name not in OF_ROWS:
         array = sample.arrays["input"]
         axis = int(sample.arguments.get("axis", -1))
-        rows = (len(sample.arrays["weight"]),) if sample.case != "rows" else ((array.shape or (1,))[axis],)
+        rows = ((array.shape or (1,))[axis],) if sample.is_of_logits else (len(sample.arrays["weight"]),)
     yield Fault(stage, name, "integers", constant(np.ones(rows, np.int64)), TYPE, name)
     yield Fault(stage, name, "one axis more", constant(np.ones((1, *rows))), INVALID, name)
     if rows:
@@ -129,22 +138,25 @@ def _of_array(draw: Draw, sample: Sample, stage: str, name: str) -> Iterator[Fau
 
 
 def _dtypes(draw: Draw, sample: Sample) -> Iterator[Fault]:
+    if sample.sparse is not None:
+        yield from fuzzed_sparse.faults_of_conversion(draw, sample.sparse[0])
     yield from _foreign("dtype", "input", fine=CONVERTED)
     if "weight" in sample.arrays:
         yield from _foreign("dtype", "weight", fine=CONVERTED)
         other = np.float32 if sample.dtype != np.float32 else np.float64
-        yield Fault("dtype", "weight", "unlike input", as_dtype(other), TYPE, "weight")
+        if sample.sparse is None or sample.sparse[0].dtype.kind == "f":  # integers take the dtype of the weight
+            yield Fault("dtype", "weight", "unlike input", as_dtype(other), TYPE, "weight")
     if not _is_dense(sample):
         yield from _foreign("dtype", "target", fine=CONVERTED)
     # One number is the probability of the only class.
     if sample.arrays["input"].ndim and not _is_dense(sample):
         yield Fault("dtype", "target", "floats", as_dtype(np.float32), TYPE, "target")
-    if sample.case == "rows" and "target_prob" in sample.arrays:
+    if sample.is_of_logits and "target_prob" in sample.arrays:
         yield Fault("dtype", "target_prob", "integers", as_dtype(np.int32), TYPE, "target_prob")
 
 
 def _shapes(draw: Draw, sample: Sample) -> Iterator[Fault]:
-    if sample.case != "rows":
+    if not sample.is_of_logits:
         if "target" in sample.arrays and not _is_dense(sample):
             # The targets of the same call may be given one axis more.
             yield Fault("shape", "input", "two axes more", lambda x: x[None, None], INVALID, "target")
@@ -177,7 +189,7 @@ def _targets(draw: Draw, sample: Sample, stage: str = "targets") -> Iterator[Fau
         yield Fault(stage, "target_prob", "more targets", lambda x: np.zeros(wider, x.dtype), INVALID, "target_prob")
         none = (*shape[:-1], 0)
         yield Fault(stage, "target", "no targets", lambda x: np.zeros(none, x.dtype), INVALID, "target")
-        if sample.case != "rows":
+        if not sample.is_of_logits:
             yield Fault(stage, "target_prob", "integers", as_dtype(np.int32), TYPE, "target_prob")
 
 
@@ -195,13 +207,13 @@ def _temperature(draw: Draw, sample: Sample) -> Iterator[Fault]:
     yield from _each("temperature", "temperature", _NEITHER, TYPE)
     if _rows_of(sample):
         yield from _of_array(draw, sample, "temperature", "temperature")
-    if sample.case != "rows":
+    if not sample.is_of_logits:
         yield from _each("temperature", "temperature", _NOT_POSITIVE, INVALID)
 
 
 def _temperature_values(draw: Draw, sample: Sample) -> Iterator[Fault]:
     stage = "temperature values"
-    if sample.case == "rows":
+    if sample.is_of_logits:
         numbers = {"zero": 0, "negative": -1e-300, "NaN": np.nan, "infinite": np.inf}
         yield from _each(stage, "temperature", numbers, INVALID)
     array = sample.values.get("temperature")
@@ -224,6 +236,52 @@ def _upstream(draw: Draw, sample: Sample) -> Iterator[Fault]:
         yield Fault("upstream", "grad_loss", "None", constant(None), INVALID, "grad_loss")
 
 
+def _vector(draw: Draw, sample: Sample) -> Iterator[Fault]:
+    """Yield faults of a vector, whether or not the call has one."""
+    shape = sample.arrays["input" if sample.is_of_logits else "weight"].shape
+    yield from (fault._replace(spoil=constant(fault.spoil(np.ones(shape)))) for fault in _foreign("vector", "vector"))
+    yield Fault("vector", "vector", "one axis more", constant(np.ones((1, *shape))), INVALID, "vector")
+    if shape:
+        longer = (shape[0] + draw.choice((1, 5)), *shape[1:])
+        yield Fault("vector", "vector", f"shape {longer}", constant(np.ones(longer)), INVALID, "vector")
+    if sample.sparse is not None:
+        value = np.ones(sample.arrays["input"].shape)
+        yield Fault("vector", "vector_input", "of a sparse input", constant(value), INVALID, "input")
+    elif sample.arguments.get("vector_input") is not None:
+        shape = sample.arrays["input"].shape
+        longer = (shape[0] + 1, shape[1])
+        yield Fault("vector", "vector_input", "longer", constant(np.ones(longer)), INVALID, "vector_input")
+        yield from _foreign("vector", "vector_input")
+
+
+def _vector_bias(draw: Draw, sample: Sample) -> Iterator[Fault]:
+    if sample.arguments.get("bias") is None:
+        value = np.ones(len(sample.arrays["weight"]))
+        yield Fault("vector_bias", "vector_bias", WITHOUT_BIAS, constant(value), INVALID, "vector_bias")
+    else:
+        yield from _foreign("vector_bias", "vector_bias")
+        yield from _of_array(draw, sample, "vector_bias", "vector_bias")
+
+
+def _output_mask(draw: Draw, sample: Sample) -> Iterator[Fault]:
+    wrong, foreign = NUMBERS["output_mask"]
+    if sample.sparse is not None:
+        wrong = wrong | {"a sparse input's gradient alone": (True, False)}
+    yield from _each("output_mask", "output_mask", wrong, INVALID)
+    yield from _each("output_mask", "output_mask", foreign, TYPE)
+
+
+def _hessian_diag(draw: Draw, sample: Sample) -> Iterator[Fault]:
+    if any(sample.arguments.get(name) is not None for name in UPSTREAM):
+        value = ("entropy", "hessian_diag")
+        yield Fault("hessian_diag", "outputs", "with upstream gradients", constant(value), INVALID, "outputs")
+
+
+def _structure(draw: Draw, sample: Sample) -> Iterator[Fault]:
+    if sample.sparse is not None:
+        yield from fuzzed_sparse.faults_of_structure(draw, sample.sparse[0])
+
+
 def _outputs(draw: Draw, sample: Sample) -> Iterator[Fault]:
     wrong, foreign = NUMBERS["outputs"]
     yield from _each("outputs", "outputs", wrong, INVALID)
@@ -240,7 +298,7 @@ def _target_values(draw: Draw, sample: Sample) -> Iterator[Fault]:
     places = np.flatnonzero(targets.reshape(-1) != arguments["ignore_index"])
     if not places.size or _is_dense(sample):
         return
-    if sample.case == "rows":
+    if sample.is_of_logits:
         start, classes = 0, (sample.arrays["input"].shape or (1,))[int(arguments["axis"])]
     else:
         start, classes = arguments["vocab_start_index"], len(sample.arrays["weight"])
@@ -253,7 +311,10 @@ def _target_values(draw: Draw, sample: Sample) -> Iterator[Fault]:
 
 
 def _nothing(draw: Draw, sample: Sample) -> Iterator[Fault]:
-    for name in table.OPERATORS[sample.operator].array_names:
+    names = table.OPERATORS[sample.operator].array_names
+    if sample.operator == LAYER_HVP and sample.arguments.get("vector_input") is None:
+        names = ("vector", *names)
+    for name in names:
         yield Fault("null", name, "None", constant(None), NULL, name)
 
 
@@ -283,6 +344,11 @@ _MADE: dict[str, Callable[[Draw, Sample], Iterator[Fault]]] = {
     "temperature": _temperature,
     "temperature values": _temperature_values,
     "statistics": _statistics,
+    "vector": _vector,
+    "vector_bias": _vector_bias,
+    "output_mask": _output_mask,
+    "hessian_diag": _hessian_diag,
+    "structure": _structure,
     "upstream": _upstream,
     "outputs": _outputs,
     "target": _target_values,

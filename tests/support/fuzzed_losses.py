@@ -4,29 +4,45 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import fuzzed_sparse
 import linear_oracles
 import loss_bounds
 import numpy as np
 import oracles
 from fuzzed_arrays import Draw
-from linear_samples import KINDS, WHOLE, Shape, accumulator, problem_of
+from linear_samples import KINDS, ONE_SIGN, WHOLE, Shape, accumulator, problem_of
 from oracles import Expected, widen
 from samples import BFLOAT16, DTYPES
 
 from ascend_grad import bounds
+from ascend_grad.operators import table
 
 ROWS, BACKWARD = "cross_entropy", "linear_cross_entropy_backward"
+ROWS_HVP, LAYER_HVP, HESSIAN = "cross_entropy_hvp", "linear_cross_entropy_hvp", "linear_cross_entropy_hessian"
 #: The operator of each case.
-OPERATOR_OF = {"rows": ROWS, "options": WHOLE, "loss_gradient": BACKWARD}
+OPERATOR_OF = {
+    "rows": ROWS, "options": WHOLE, "loss_gradient": BACKWARD, "rows_hvp": ROWS_HVP, "layer_hvp": LAYER_HVP,
+    "hessian": HESSIAN
+}  # fmt: skip
+#: The cases whose input is sparse, if SciPy is there, and their operators.
+SPARSE = (
+    {"sparse_loss": WHOLE, "sparse_gradient": BACKWARD, "sparse_hvp": LAYER_HVP} if fuzzed_sparse.IS_AVAILABLE else {}
+)
+OPERATOR_OF |= SPARSE
+#: The operators of logits. The others are those of a linear layer.
+OF_LOGITS = (ROWS, ROWS_HVP)
 
 OUTPUTS = ("lse", "log_prob", "entropy", "predicted", "correct")
+#: Outputs of the shape of the logits, which a layer lacks.
+FULL_OUTPUTS = ("prob", "hessian_diag")
 UPSTREAM = ("grad_lse", "grad_log_prob", "grad_entropy")
 #: The arguments with their values where a call omits them.
 DEFAULTS: dict[str, Any] = {
     "reduction": "mean", "ignore_index": -100, "vocab_start_index": 0, "grad_loss": None, "return_grad": True,
     "output_mask": (True, True), "filter_eps": 0.0, "token_weight": None, "class_weight": None, "target_prob": None,
     "label_smoothing": 0.0, "lse_square_scale": 0.0, "temperature": 1.0, "denominator": None, "bias": None,
-    "logit_scale": 1.0, "softcap": None, "outputs": (), "axis": -1, "entropy": None, **dict.fromkeys(UPSTREAM)
+    "logit_scale": 1.0, "softcap": None, "outputs": (), "axis": -1, "entropy": None, "vector_bias": None,
+    "vector": None, "vector_input": None, **dict.fromkeys(UPSTREAM)
 }  # fmt: skip
 
 
@@ -43,6 +59,12 @@ class Arrays:
         """Return uniform numbers in any of the four dtypes, or zeros with this probability."""
         values = np.asarray(low + (high - low) * self.random.random(shape))
         values[self.random.random(shape) < zeros] = 0
+        return values.astype(DTYPES[self.draw.choice(tuple(DTYPES))])
+
+    def vector(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Return normal numbers of different magnitudes in any of the four dtypes, some of which may be 0."""
+        values = np.asarray(self.draw.choice((1, 1, 1, 1e-3, 100, 0)) * self.random.standard_normal(shape))
+        values[self.random.random(shape) < self.draw.choice((0, 0, 0.5, 0.95))] = 0
         return values.astype(DTYPES[self.draw.choice(tuple(DTYPES))])
 
     def targets(self, shape: tuple[int, ...], classes: int, ignored: int) -> np.ndarray:
@@ -64,7 +86,7 @@ def draw_options(draw: Draw, arrays: Arrays, rows: tuple[int, ...], classes: int
     if draw.chance(0.3):
         options["lse_square_scale"] = draw.choice((0, 1e-4, 0.1, -0.5, np.float16(0.5)))
     if draw.chance(0.4):
-        options["temperature"] = draw.choice((1, 0.5, 3.0, np.float32(1.5), np.array(2.0), "rows", "rows"))
+        options["temperature"] = draw.choice((1, 0.5, 3.0, np.float32(1.5), np.array(2.0), *["rows"] * 4))
         if isinstance(options["temperature"], str):
             options["temperature"] = arrays.floats(rows, 0.5, 4)
     if draw.chance(0.2):
@@ -81,14 +103,14 @@ def is_dense(arguments: dict[str, Any]) -> bool:
     return arguments["target"].dtype.kind not in "iu"
 
 
-def draw_outputs(draw: Draw, arguments: dict[str, Any]) -> tuple[str, ...] | list[str]:
+def draw_outputs(draw: Draw, arguments: dict[str, Any], further: tuple[str, ...] = ()) -> tuple[str, ...] | list[str]:
     refused = ("log_prob", "correct") if is_dense(arguments) else ("correct",) if "target_prob" in arguments else ()
-    names = [name for name in OUTPUTS if name not in refused]
+    names = [name for name in OUTPUTS + further if name not in refused]
     return draw.choice((tuple, list))(draw.sample(names, draw.randrange(len(names) + 1)))
 
 
-def draw_rows(draw: Draw, dtype: str, shape: tuple[int, ...]) -> dict[str, Any]:
-    """Draw the arguments of `cross_entropy`."""
+def draw_rows(draw: Draw, dtype: str, shape: tuple[int, ...], operator: str) -> dict[str, Any]:
+    """Draw the arguments of `cross_entropy`, or of its products."""
     arrays = Arrays(draw)
     axis = draw.randrange(-max(len(shape), 1), max(len(shape), 1))
     rows = shape[: axis % len(shape)] + shape[axis % len(shape) + 1 :] if shape else ()
@@ -107,9 +129,15 @@ def draw_rows(draw: Draw, dtype: str, shape: tuple[int, ...]) -> dict[str, Any]:
     arguments |= draw_options(draw, arrays, rows, classes)
     arguments["reduction"] = draw.choice(("mean", "sum", "none"))
     draw_grad_loss(draw, arrays, arguments, rows)
+    if operator == ROWS_HVP:
+        arguments["vector"] = arrays.vector(shape)
+        return arguments
     if draw.chance(0.2):
         arguments["return_grad"] = draw.choice((True, False, np.False_))
-    arguments["outputs"] = draw_outputs(draw, arguments)
+    has_upstream = draw.chance(0.3)
+    if has_upstream:
+        draw_upstream(draw, arrays, arguments, rows)
+    arguments["outputs"] = draw_outputs(draw, arguments, FULL_OUTPUTS[:1] if has_upstream else FULL_OUTPUTS)
     return arguments
 
 
@@ -123,42 +151,60 @@ def draw_grad_loss(draw: Draw, arrays: Arrays, arguments: dict[str, Any], rows: 
 
 def draw_linear(draw: Draw, dtype: str, shape: list[int], case: str) -> tuple[dict[str, Any], float, bool]:
     """Draw the arguments of a linear loss. Return also the constant of the bound and if the data are ordinary."""
-    arrays = Arrays(draw)
+    arrays, operator = Arrays(draw), OPERATOR_OF[case]
     kind = draw.choice(("centred", "centred", *KINDS))
     sizes = Shape(*shape)
     problem = problem_of(WHOLE, sizes, dtype, kind=kind, reduction=draw.choice(("mean", "sum", "none")))
     arguments = dict(problem.arguments)
+    rows, constant = (sizes.BT,), problem.constant
+    if case in SPARSE:
+        arguments["input"] = fuzzed_sparse.with_zeros(draw, arguments["input"])
     if draw.chance(0.25):
         several = (sizes.BT, draw.choice((1, 2, 3)))
         arguments["target"] = 100 + arrays.targets(several, sizes.V, -107)
         arguments["target_prob"] = arrays.floats(several, 0, 1)
     elif draw.chance(0.25) and (sizes.V or not sizes.BT):
         arguments["target"] = arrays.floats((sizes.BT, sizes.V), 0, 1, zeros=0.2)
-    arguments |= draw_options(draw, arrays, (sizes.BT,), sizes.V)
+    arguments |= draw_options(draw, arrays, rows, sizes.V)
     if draw.chance(0.4):
         arguments["bias"] = arrays.floats((sizes.V,), -1, 1)
-    draw_grad_loss(draw, arrays, arguments, (sizes.BT,))
-    if case == "options":
+    draw_grad_loss(draw, arrays, arguments, rows)
+    if operator == WHOLE:
         if draw.chance(0.2):
             arguments["return_grad"] = draw.choice((True, False, np.True_))
         arguments["outputs"] = draw_outputs(draw, arguments)
-    else:
-        draw_upstream(draw, arrays, arguments, sizes)
-    return arguments, problem.constant, kind in ("centred", "positive")
+    elif operator == BACKWARD:
+        draw_statistics(draw, arrays, arguments, rows)
+    elif operator == LAYER_HVP:
+        arguments["vector"] = arrays.vector((sizes.V, sizes.H))
+        if "bias" in arguments and draw.chance(0.7):
+            arguments["vector_bias"] = arrays.vector((sizes.V,))
+        if case not in SPARSE and draw.chance(0.3):
+            arguments["vector_input"] = arrays.vector((sizes.BT, sizes.H))
+            if draw.chance(0.2):
+                arguments["vector"] = None
+        # Products with the vector have a sign of their own.
+        constant = max(constant, ONE_SIGN)
+    return arguments, constant, kind in ("centred", "positive")
 
 
-def draw_upstream(draw: Draw, arrays: Arrays, arguments: dict[str, Any], sizes: Shape) -> None:
-    """Draw statistics of about the right size, and gradients of outputs. The loss or an output has a gradient."""
-    arguments["lse"] = arrays.floats((sizes.BT,), 1, 4)
-    of_loss_alone = arguments.get("grad_loss") is not None and draw.chance(0.6)
+def draw_upstream(draw: Draw, arrays: Arrays, arguments: dict[str, Any], rows: tuple[int, ...]) -> None:
+    """Draw gradients of outputs, each with a separate probability."""
     for name in UPSTREAM:
-        if not of_loss_alone and draw.chance(0.4) and not (name == "grad_log_prob" and is_dense(arguments)):
-            shape = arguments["target"].shape if name == "grad_log_prob" else (sizes.BT,)
+        if draw.chance(0.4) and not (name == "grad_log_prob" and is_dense(arguments)):
+            shape = arguments["target"].shape if name == "grad_log_prob" else rows
             arguments[name] = arrays.floats(shape, -1, 1, zeros=0.2)
+
+
+def draw_statistics(draw: Draw, arrays: Arrays, arguments: dict[str, Any], rows: tuple[int, ...]) -> None:
+    """Draw statistics of about the right size, and gradients of outputs. The loss or an output has a gradient."""
+    arguments["lse"] = arrays.floats(rows, 1, 4)
+    if arguments.get("grad_loss") is None or draw.chance(0.4):
+        draw_upstream(draw, arrays, arguments, rows)
     if all(arguments.get(name) is None for name in ("grad_loss", *UPSTREAM)):
-        arguments["grad_lse"] = arrays.floats((sizes.BT,), -1, 1, zeros=0.2)
+        arguments["grad_lse"] = arrays.floats(rows, -1, 1, zeros=0.2)
     if "grad_entropy" in arguments or draw.chance(0.1):
-        arguments["entropy"] = arrays.floats((sizes.BT,), 0, 3)
+        arguments["entropy"] = arrays.floats(rows, 0, 3)
 
 
 # ---- expected results ------------------------------------------------------------------------------------------------
@@ -208,12 +254,14 @@ class _Call(NamedTuple):
         bound = sum((error + more).sum() / abs(over) for (_, error, over), more in zip(terms, of_sums))
         return _claimed(np.asarray(value), np.asarray(bound))
 
+    def divided(self) -> list[np.ndarray]:
+        """Return the upstream gradients of the two terms of the loss, 0 for rows without weight."""
+        token = self.terms.token_weight
+        return [np.where(token == 0, 0, self.grad / each if each else 0 * self.grad) for each in self.over]
+
     def gradient(self) -> tuple[Expected, np.ndarray]:
         """Return the gradient with respect to the logits, and which rows have one."""
-        token = self.terms.token_weight
-        of_loss, of_square = (
-            np.where(token == 0, 0, self.grad / each if each else 0 * self.grad) for each in self.over
-        )
+        of_loss, of_square = self.divided()
         upstream, entries = [], self.terms.entries
         for name in UPSTREAM:
             given = np.zeros(1) if self.arguments[name] is None else self.arguments[name]
@@ -230,6 +278,22 @@ class _Call(NamedTuple):
         value, error = loss_bounds.gradient_of_logits(
             self.p, self.statistics, self.terms, of_loss, of_square, *upstream
         )
+        error = np.where(self.known[:, None], error, np.inf)
+        error += self.p.eps * (8 + len(self.live) * 2.0**-53 / self.p.eps) * np.abs(value)
+        return Expected(np.where(present[:, None], value, 0), np.where(present[:, None], error, 0)), present
+
+    def curvature(self, logits: loss_bounds.Logits, vector: Expected | None) -> tuple[Expected, np.ndarray]:
+        """Return the product of the Hessian with respect to the products and a vector, or its diagonal.
+
+        Return also which rows have one.
+        """
+        gradient, present = self.gradient()
+        shared = self.p, self.statistics, self.terms, *self.divided()
+        if vector is None:
+            hessian = loss_bounds.hessian_diagonal(*shared)
+        else:
+            hessian = loss_bounds.hessian_product(*shared, loss_bounds.sloped(self.p, logits, vector))
+        value, error = loss_bounds.of_products(self.p, hessian, gradient, logits, vector)
         error = np.where(self.known[:, None], error, np.inf)
         error += self.p.eps * (8 + len(self.live) * 2.0**-53 / self.p.eps) * np.abs(value)
         return Expected(np.where(present[:, None], value, 0), np.where(present[:, None], error, 0)), present
@@ -330,10 +394,24 @@ def expected_of_rows(arguments: dict[str, Any], results: dict[str, np.ndarray]) 
         logits, temperature = np.zeros((0, 1), p.wide), np.ones(0, p.wide)
     scale, softcap = p.wide(float(a["logit_scale"])), None if a["softcap"] is None else p.wide(float(a["softcap"]))
     exact = Expected(logits, np.zeros(logits.shape))
-    z, slope = loss_bounds.transformed(p, exact, p.wide(0), scale, softcap, temperature)
+    of_input = loss_bounds.transformed(p, exact, p.wide(0), scale, softcap, temperature)
     if softcap is None and scale == 1 and not np.any(temperature != 1):
-        z = exact
-    call = _call(p, a if classes else a | {"class_weight": None}, rows, logits.shape[1], *z)
+        of_input = of_input._replace(z=exact)
+    call = _call(p, a if classes else a | {"class_weight": None}, rows, logits.shape[1], *of_input.z)
+
+    def in_shape(values: np.ndarray, bound: np.ndarray) -> Expected:
+        """Return a result of the shape of the logits."""
+        return _claimed(
+            *(
+                np.moveaxis(each[:, :classes].reshape(moved.shape), -1, axis).reshape(x.shape)
+                for each in (values, bound)
+            )
+        )
+
+    if a["vector"] is not None:
+        vector = np.moveaxis(np.atleast_1d(widen(a["vector"].astype(x.dtype), p.wide)), axis, -1)
+        changes = Expected(vector.reshape(count, classes) if classes else 0 * logits, np.zeros(logits.shape))
+        return {"product": in_shape(*call.curvature(of_input, changes)[0])}
     # Entries are compared before the temperature divides the logits.
     undivided = loss_bounds.transformed(p, exact, p.wide(0), scale, softcap, np.ones(len(logits), p.wide)).z
     plain = softcap is None and scale in (1, -1)
@@ -341,13 +419,18 @@ def expected_of_rows(arguments: dict[str, Any], results: dict[str, np.ndarray]) 
     found = _with_outputs(call, *compared, results)
     if a["return_grad"]:
         gradient, _ = call.gradient()
+        slope = of_input.slope
         values = gradient.values * slope.values
         bound = gradient.bound * np.abs(slope.values) + np.abs(gradient.values) * slope.bound
         has_slope = np.any(slope.values != 1)
-        of_input = values, bound + 8 * p.eps * np.abs(values) + (2 * p.smallest if has_slope else 0)
-        found["input_grad"] = _claimed(
-            *(np.moveaxis(each[:, :classes].reshape(moved.shape), -1, axis).reshape(x.shape) for each in of_input)
+        found["input_grad"] = in_shape(
+            values, bound + 8 * p.eps * np.abs(values) + (2 * p.smallest if has_slope else 0)
         )
+    if "prob" in a["outputs"]:
+        prob = (np.where(call.live[:, None], each, 0) for each in call.statistics.prob)
+        found["prob"] = in_shape(*(next(prob), np.where(call.known[:, None], next(prob), np.inf)))
+    if "hessian_diag" in a["outputs"]:
+        found["hessian_diag"] = in_shape(*call.curvature(of_input, None)[0])
     return found
 
 
@@ -363,9 +446,17 @@ def _has_no_options(a: dict[str, Any]) -> bool:
     )
 
 
-def expected_of_linear(arguments: dict[str, Any], constant: float, results: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Return the expected results of a linear loss by name."""
-    a = DEFAULTS | arguments
+class _Layer(NamedTuple):
+    """Hold the quantities that the results of a linear loss follow from. A vocabulary without entries has one here."""
+
+    sizes: linear_oracles.Sizes
+    x: np.ndarray
+    w: np.ndarray
+    logits: loss_bounds.Logits
+    call: _Call
+
+
+def _layer(a: dict[str, Any], constant: float) -> _Layer:
     p = oracles.precision_of(a["input"].dtype)
     s = linear_oracles.Sizes(p, constant, a["input"].dtype == BFLOAT16)
     x, w = (widen(a[name], p.wide) for name in ("input", "weight"))
@@ -383,7 +474,14 @@ def expected_of_linear(arguments: dict[str, Any], constant: float, results: dict
     a = a if classes else a | {"class_weight": None}
     # A softcap makes logits of infinite products finite, but not their gradients.
     z = np.where(np.isfinite(products.values), logits.z.values, np.nan)
-    call = _call(p, a, (len(x),), len(w), z, logits.z.bound)
+    return _Layer(s, x, w, logits, _call(p, a, (len(x),), len(w), z, logits.z.bound))
+
+
+def expected_of_linear(arguments: dict[str, Any], constant: float, results: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Return the expected results of a linear loss by name."""
+    a = DEFAULTS | arguments
+    s, x, w, logits, call = _layer(a, constant)
+    p, classes = s.p, len(a["weight"])
     if a["input"].dtype == BFLOAT16 and _has_no_options(a):
         prob, error = call.statistics.prob
         prob = Expected(prob, error + bounds.cached_exp_error(prob))
@@ -394,9 +492,7 @@ def expected_of_linear(arguments: dict[str, Any], constant: float, results: dict
     slope, slope_error = (np.where(present[:, None], each, 0) for each in logits.slope)
     tile = gradient.values * slope
     error = gradient.bound * np.abs(slope) + np.abs(gradient.values) * slope_error + 4 * p.eps * np.abs(tile)
-    error = np.where(np.abs(tile) + error < p.largest / 4, error, np.inf)
-    error = np.where(present[:, None], error, 0)
-    tile = np.where(present[:, None] & call.known[:, None], tile, 0)
+    tile, error = _as_tile(p, call, present, tile, error)
     eps = float(a["filter_eps"])
     if asked[0]:
         first = linear_oracles.product(s, tile, error, w)
@@ -408,11 +504,114 @@ def expected_of_linear(arguments: dict[str, Any], constant: float, results: dict
         bound = second.bound + eps * np.abs(x).sum(0)
         found["weight_grad"] = _claimed(second.values[:classes], bound[:classes])
     if a["return_grad"] and a["bias"] is not None:
-        size = np.abs(tile).sum(0)
-        more = (bounds.BFLOAT16_P if s.bfloat16 else 0) * size + eps * len(tile) + len(tile) * p.normal
-        bound = error.sum(0) + more + p.eps * 4 * size
-        found["bias_grad"] = _claimed(tile.sum(0)[:classes], bound[:classes])
+        found["bias_grad"] = _column_sums(s, tile, error, classes, eps * len(tile))
     return found
+
+
+def _as_tile(
+    p: bounds.Precision, call: _Call, present: np.ndarray, tile: np.ndarray, error: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the factors of a product with the input, without a claim where they are not known, or may overflow."""
+    error = np.where(np.abs(tile) + error < p.largest / 4, error, np.inf)
+    error = np.where(present[:, None], error, 0)
+    return np.where(present[:, None] & call.known[:, None], tile, 0), error
+
+
+def _column_sums(
+    s: linear_oracles.Sizes, tile: np.ndarray, error: np.ndarray, classes: int, filtered: float = 0.0
+) -> Expected:
+    size = np.abs(tile).sum(0)
+    more = (bounds.BFLOAT16_P if s.bfloat16 else 0) * size + filtered + len(tile) * s.p.normal
+    bound = error.sum(0) + more + s.p.eps * 4 * size
+    return _claimed(tile.sum(0)[:classes], bound[:classes])
+
+
+def expected_of_hvp(arguments: dict[str, Any], constant: float) -> dict[str, Any]:
+    """Return the expected products of the Hessian of a linear loss and a vector by name."""
+    a = DEFAULTS | arguments
+    s, x, w, logits, call = _layer(a, constant)
+    p, classes = s.p, len(a["weight"])
+    of_weight, of_input = (
+        None if a[f"vector{suffix}"] is None else a[f"vector{suffix}"].astype(a[name].dtype.newbyteorder("="))
+        for suffix, name in (("", "weight"), ("_input", "input"))
+    )
+    vector = 0 * w if of_weight is None or not classes else widen(of_weight, p.wide)
+    changes = Expected(*linear_oracles.logits_of(s, x, vector))
+    added = [] if of_input is None else [Expected(*linear_oracles.logits_of(s, widen(of_input, p.wide), w))]
+    if a["vector_bias"] is not None and classes:
+        added.append(Expected(np.broadcast_to(widen(a["vector_bias"], p.wide), changes.values.shape), 0))
+    for values, bound in added:
+        rounding = 4 * p.eps * (np.abs(changes.values) + np.abs(values))
+        changes = Expected(changes.values + values, changes.bound + bound + rounding)
+    product, present = call.curvature(logits, changes)
+    tile = _as_tile(p, call, present, *product)
+    is_read = (present & np.isfinite(x).all(-1))[:, None]
+    x = np.where(is_read, x, 0)
+    parts = [_transposed_product(s, *tile, x)]
+    if of_input is not None:
+        y, (slope, slope_error) = widen(of_input, p.wide), logits.slope
+        gradient = call.gradient()[0]
+        values = gradient.values * slope
+        error = gradient.bound * (np.abs(slope) + slope_error) + np.abs(gradient.values) * slope_error
+        of_loss = _as_tile(p, call, present, values, error + 4 * p.eps * np.abs(values))
+        parts.append(_transposed_product(s, *of_loss, np.where(is_read, y, 0)))
+        of_rows = _sum([linear_oracles.product(s, *tile, w), linear_oracles.product(s, *of_loss, vector)], p)
+        found = [np.where(present[:, None], each, 0) for each in of_rows]
+        results = {"input_product": _claimed(*found)}
+    else:
+        results = {}
+    first = _sum(parts, p)
+    results["weight_product"] = _claimed(first.values[:classes], first.bound[:classes])
+    if a["bias"] is not None:
+        results["bias_product"] = _column_sums(s, *tile, classes)
+    return results
+
+
+def _transposed_product(s: linear_oracles.Sizes, tile: np.ndarray, error: np.ndarray, x: np.ndarray) -> Expected:
+    return linear_oracles.product(s, np.ascontiguousarray(tile.T), np.ascontiguousarray(error.T), x)
+
+
+def _sum(parts: list[Expected], p: bounds.Precision) -> Expected:
+    if len(parts) == 1:
+        return parts[0]
+    rounding = 4 * p.eps * sum(np.abs(part.values) for part in parts)
+    return Expected(sum(part.values for part in parts), sum(part.bound for part in parts) + rounding)
+
+
+def expected_of_hessian(arguments: dict[str, Any], constant: float) -> dict[str, Any]:
+    """Return the expected Hessian of a linear loss."""
+    a = DEFAULTS | arguments
+    s, x, _, logits, call = _layer(a, constant)
+    p, classes = s.p, len(a["weight"])
+    if a["bias"] is not None:
+        x = np.column_stack([x, np.ones(len(x), p.wide)])
+    width, present = x.shape[1], call.gradient()[1]
+    x = np.where((present & np.isfinite(x).all(-1))[:, None], x, 0)
+    size = np.abs(x)
+    values, bound = np.zeros((2, classes, width, classes, width), p.wide)
+    for w in range(classes):
+        unit = np.broadcast_to(np.arange(classes) == w, (len(x), classes)).astype(p.wide)
+        product, _ = call.curvature(logits, Expected(unit, np.zeros(unit.shape)))
+        column, error = _as_tile(p, call, present, *product)
+        error = error + (s.eps + 4 * p.eps) * np.abs(column) + p.normal
+        values[:, :, w] = np.einsum("iv,ij,ik->vjk", column, x, x)
+        bound[:, :, w] = np.einsum("iv,ij,ik->vjk", error, size, size)
+        # Subnormal products of two factors may become 0.
+        bound[:, :, w] += p.normal * (len(x) + size.sum(0) + np.einsum("iv,ij->vj", np.abs(column), size)[..., None])
+    # An element and its mirror image are one number, computed once.
+    bound = np.maximum(bound, bound.transpose(2, 3, 0, 1))
+    return {"hessian": _claimed(values, np.where(np.isnan(bound), np.inf, bound))}
+
+
+def expected_of_layer(
+    operator: str, arguments: dict[str, Any], constant: float, results: dict[str, np.ndarray]
+) -> dict[str, Any]:
+    """Return the expected results of an operator of a linear loss by name."""
+    if operator == LAYER_HVP:
+        return expected_of_hvp(arguments, constant)
+    if operator == HESSIAN:
+        return expected_of_hessian(arguments, constant)
+    return expected_of_linear(arguments, constant, results)
 
 
 def _claimed(values: np.ndarray, bound: np.ndarray) -> Expected:
@@ -420,21 +619,21 @@ def _claimed(values: np.ndarray, bound: np.ndarray) -> Expected:
     return Expected(np.where(np.isfinite(bound), values, 0), np.where(np.isfinite(bound), bound, np.inf))
 
 
-def names_of_results(arguments: dict[str, Any], case: str) -> tuple[str, ...]:
+def names_of_results(arguments: dict[str, Any], operator: str) -> tuple[str, ...]:
     """Return the names of the results in order."""
-    if case == "rows":
+    if operator == ROWS:
         return ("loss", "input_grad", *arguments["outputs"])
-    if case == "loss_gradient":
-        return ("input_grad", "weight_grad", "bias_grad")
-    fields = ("bias_grad",) if arguments.get("bias") is not None else ()
-    return ("loss", "input_grad", "weight_grad", *fields, *arguments["outputs"])
+    if operator == WHOLE:
+        fields = ("bias_grad",) if arguments.get("bias") is not None else ()
+        return ("loss", "input_grad", "weight_grad", *fields, *arguments["outputs"])
+    return table.OPERATORS[operator].results
 
 
 def dtype_of_result(name: str, values: dict[str, np.ndarray]) -> np.dtype:
     """Return the dtype that the contract demands of a new result."""
     if name in ("predicted", "correct"):
         return np.dtype(np.int64)
-    if name.endswith("_grad"):
-        like = values.get(name.removesuffix("_grad"))
+    if name in FULL_OUTPUTS or name.endswith(("_grad", "product")):
+        like = values.get(name.removesuffix("_grad").removesuffix("_product"))
         return values["input"].dtype if like is None else like.dtype
     return accumulator(values["input"].dtype)

@@ -9,7 +9,8 @@ log-sum L = log sum exp(-D), the probabilities p, C = 32 + n growth and R = eps 
 - lse: E + R + 4 eps |max z|; negative log-probabilities: d + E + R + 4 eps (D + L);
 - entropy: sum p ((exp(2 E) - 1) (D + L) + 2 E exp(2 E)) + eps sum p D (C + D) + R;
 - a probability: exp(d + E) - 1 + (C + D) eps of the value;
-- a sum of such terms, as losses and their gradients are: the sum of the errors, plus C eps of the sum of magnitudes.
+- a sum of such terms, as losses and their gradients are: the sum of the errors, plus C eps of the sum of magnitudes;
+- a product of the Hessian and a vector: the same for its terms p v and p sum p v, as in the gradient of a softmax.
 """
 
 from __future__ import annotations
@@ -164,11 +165,68 @@ def gradient_of_logits(
     return Expected(values, np.where(prob < p.largest / 4, error + p.smallest, np.inf))
 
 
+def _curvature(p: Precision, rows: Statistics, terms: LossTerms, grad_loss, grad_square) -> tuple[Expected, Expected]:
+    """Return the factors of ``diag(p) - p p^T`` and of ``p p^T`` in the Hessian of each row, shape (rows, 1)."""
+    of_loss, (lse, lse_error) = grad_loss * terms.token_weight, rows.lse
+    of_square = 2 * grad_square * terms.token_weight * terms.square_scale
+    parts = of_loss * terms.one_hot().sum(-1), of_loss * terms.smoothed().sum(), _products(of_square, lse)
+    constant = p.constant(rows.prob.values.shape[-1])
+    error = _products(np.abs(of_square), lse_error) + constant * p.eps * sum(np.abs(part) for part in parts)
+    column = (slice(None), None)
+    return (
+        Expected(sum(parts)[column], error[column]),
+        Expected(of_square[column], 8 * p.eps * np.abs(of_square)[column]),
+    )
+
+
+def _product(first: Expected, second: Expected) -> Expected:
+    error = first.bound * (np.abs(second.values) + second.bound) + np.abs(first.values) * second.bound
+    return Expected(first.values * second.values, error)
+
+
+def hessian_diagonal(p: Precision, rows: Statistics, terms: LossTerms, grad_loss, grad_square) -> Expected:
+    """Return the diagonal of the Hessian with respect to the logits. Arguments are those of `gradient_of_logits`."""
+    a, second = _curvature(p, rows, terms, grad_loss, grad_square)
+    prob, constant = rows.prob, p.constant(rows.prob.values.shape[-1])
+    parts = _product(a, _product(prob, Expected(1 - prob.values, prob.bound))), _product(second, _product(prob, prob))
+    rounding = constant * p.eps * (np.abs(a.values) + np.abs(second.values)) * prob.values
+    return Expected(parts[0].values + parts[1].values, parts[0].bound + parts[1].bound + rounding + p.smallest)
+
+
+def hessian_product(
+    p: Precision, rows: Statistics, terms: LossTerms, grad_loss, grad_square, vector: Expected
+) -> Expected:
+    """Return the product of the Hessian with respect to the logits and a vector of shape (rows, V).
+
+    The other arguments are those of `gradient_of_logits`.
+    """
+    a, second = _curvature(p, rows, terms, grad_loss, grad_square)
+    prob, constant = rows.prob, p.constant(rows.prob.values.shape[-1])
+    size = np.abs(vector.values)
+    terms_of_mean = _product(prob, vector)
+    mean_size = (prob.values * size).sum(-1, keepdims=True)
+    mean = Expected(
+        terms_of_mean.values.sum(-1, keepdims=True),
+        terms_of_mean.bound.sum(-1, keepdims=True) + constant * p.eps * mean_size,
+    )
+    spread = Expected(vector.values - mean.values, vector.bound + mean.bound)
+    parts = _product(a, _product(prob, spread)), _product(second, _product(prob, mean))
+    rounding = np.abs(a.values) * (size + mean_size) + np.abs(second.values) * mean_size
+    error = parts[0].bound + parts[1].bound + constant * p.eps * prob.values * rounding + p.smallest
+    # Intermediate values that overflow have no bound.
+    largest = np.maximum(1, np.abs(a.values) + np.abs(second.values)) * (size.max(-1, keepdims=True) + mean.bound)
+    return Expected(parts[0].values + parts[1].values, np.where(largest < p.largest / 4, error, np.inf))
+
+
 class Logits(NamedTuple):
-    """Logits of a linear layer and their derivatives with respect to the products, each with the bound on its error."""
+    """Logits of a linear layer and their derivatives with respect to the products, each with the bound on its error.
+
+    `bend` has the second derivatives, or is None if all are 0.
+    """
 
     z: Expected
     slope: Expected
+    bend: Expected | None = None
 
 
 def transformed(p: Precision, products: Expected, bias, logit_scale, softcap, temperature) -> Logits:
@@ -188,6 +246,39 @@ def transformed(p: Precision, products: Expected, bias, logit_scale, softcap, te
     value_error = np.minimum(error / softcap, 2) + 16 * p.eps * np.abs(value) + 4 * p.smallest
     z, slope = softcap * value / temperature, logit_scale / temperature * (1 - value**2)
     slope_error = np.abs(logit_scale / temperature) * (2 * value_error + 16 * p.eps)
-    return Logits(
-        Expected(z, softcap / temperature * value_error + 4 * p.eps * np.abs(z)), Expected(slope, slope_error)
+    bend = _product(
+        Expected(-2 * logit_scale / softcap * value, 2 * abs(logit_scale) / softcap * value_error),
+        Expected(slope, slope_error),
     )
+    return Logits(
+        Expected(z, softcap / temperature * value_error + 4 * p.eps * np.abs(z)),
+        Expected(slope, slope_error),
+        Expected(bend.values, bend.bound + 8 * p.eps * np.abs(bend.values)),
+    )
+
+
+def of_products(
+    p: Precision, hessian: Expected, gradient: Expected, logits: Logits, vector: Expected | None
+) -> Expected:
+    """Return the product of the Hessian with respect to the products and a vector; its diagonal if the vector is None.
+
+    `hessian` is the product of the Hessian with respect to the logits and the vector times the slope, or its diagonal,
+    and `gradient` the gradient with respect to the logits.
+    """
+    first = _product(hessian, logits.slope)
+    if vector is None:
+        first = _product(first, logits.slope)
+    second = Expected(0 * first.values, 0 * first.bound)
+    if logits.bend is not None:
+        second = _product(gradient, logits.bend)
+        if vector is not None:
+            second = _product(second, vector)
+    values = first.values + second.values
+    rounding = 8 * p.eps * (np.abs(first.values) + np.abs(second.values)) + 4 * p.smallest
+    return Expected(values, first.bound + second.bound + rounding)
+
+
+def sloped(p: Precision, logits: Logits, vector: Expected) -> Expected:
+    """Return the changes of the logits along changes of the products."""
+    moved = _product(vector, logits.slope)
+    return Expected(moved.values, moved.bound + 4 * p.eps * np.abs(moved.values) + p.smallest)

@@ -21,18 +21,21 @@ from ascend_grad.bench.case import (
     C_ORDER,
     CROSS_ENTROPY,
     FORWARD,
+    HVP,
     LAYOUTS,
     LINEAR_MODES,
     LOGITS_OPTIONS,
     NEGATIVE_STEPS,
+    PRODUCT,
     RANDOM,
+    ROWS_HVP,
     ROWWISE,
     TENSORS,
     WHOLE,
     Case,
 )
 from ascend_grad.bench.results import ARRAYS, AWAKE, OWN, Growth, Results, Row
-from ascend_grad.bench.sides import compared, linear
+from ascend_grad.bench.sides import compared, linear, second_order
 from ascend_grad.bench.targets import tensors_targets
 from ascend_grad.cli.main import main
 
@@ -118,6 +121,31 @@ def test_torch_takes_part_in_losses_of_logits_where_it_can_express_a_layout(dtyp
             found = measure.measure(replace(problem, arrangement=layout), 1)
             assert ("torch" in found.seconds) == (layout not in ("negative steps", "byte-swapped"))
             assert {OWN, "numpy"} <= set(found.seconds)
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((9,), 0), ((6, 10), 1), ((10, 6), 0), ((2, 9, 3, 4), 1), ((2, 3, 9), 2)])
+def test_torch_computes_products_of_logits(shape, dim):
+    problem = random_problem(ROWS_HVP, "float64", shape, "fresh", dim)
+    a = second_order.arrays_of(problem)
+    right = expected(a.x, a.target, dim, vector=a.vector)["product"].astype(float)
+    np.testing.assert_allclose(second_order.torch_twice(a)(), right, rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_torch_takes_part_in_products(dtype):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for problem in (
+            Case(HVP, dtype, (40, 5, 3), PRODUCT, suite=RANDOM),
+            *(
+                replace(random_problem(ROWS_HVP, dtype, (3, 4, 5), "fresh", dim), arrangement=layout)
+                for layout in LAYOUTS
+                for dim in range(3)
+            ),
+        ):
+            found = measure.measure(problem, 1).seconds
+            impossible = problem.arrangement in (NEGATIVE_STEPS, BYTE_SWAPPED)
+            assert (TORCH in found) == (not impossible)
 
 
 # ---- cases on tensors ------------------------------------------------------------------------------------------------
