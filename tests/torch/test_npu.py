@@ -408,7 +408,7 @@ def test_devices_do_not_mix():
         "linear_weight": (x.to("npu"), w, target.to("npu")),
         "target": (x.to("npu"), w.to("npu"), target),
     }.items():
-        with pytest.raises(ag.ParamTypeError, match=f"linear_cross_entropy: {name}: expected a tensor on npu:0, as "):
+        with pytest.raises(ag.ParamTypeError, match=f"linear_cross_entropy: {name}: expected a tensor on npu:0, like "):
             agt.linear_cross_entropy(*tensors)
     with pytest.raises(ag.ParamTypeError, match="linear_cross_entropy: weight: expected a tensor on npu:0"):
         agt.linear_cross_entropy(x.to("npu"), w.to("npu"), target.to("npu"), weight=torch.ones(V))
@@ -467,7 +467,7 @@ def test_arrays_show_what_torch_writes():
 
 def test_tensors_that_are_no_arrays():
     x = torch.zeros(3).to("npu")
-    with pytest.raises(ag.ParamTypeError, match=r"x: expected a tensor that does not require grad \(ascend_grad.torch"):
+    with pytest.raises(ag.ParamTypeError, match=r"x: expected a tensor that does not require grad, got one that does"):
         npu.asarray(x.clone().requires_grad_())
     with pytest.raises(
         ag.ParamTypeError, match=r"x: expected a tensor whose class does not override torch's functions, got .*Mine"

@@ -28,7 +28,7 @@ def test_what_does_not_mix():
         with pytest.raises(ag.ParamTypeError, match=expected):
             ag.softmax_backward(other, there)
         with pytest.raises(
-            ag.ParamTypeError, match=f"output: expected an array on device 0, as grad_output .* {on_host}"
+            ag.ParamTypeError, match=f"output: expected an array on device 0, like grad_output, got {on_host}"
         ):
             ag.softmax_backward(there, other)
     with pytest.raises(ag.ParamTypeError, match="output: expected an array on device 1, like grad_output, got one"):
