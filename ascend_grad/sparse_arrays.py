@@ -10,6 +10,10 @@ from numpy.typing import NDArray
 from .errors import ParamInvalidError, ParamTypeError
 
 
+#: The number of elements that no array of float64 has.
+MOST_ELEMENTS = 2**60
+
+
 class SparseRows:
     """A sparse matrix as rows of nonzeros (CSR), in native byte order. `check` looks at its elements.
 
@@ -32,7 +36,10 @@ class SparseRows:
         if matrix.format != "csr":  # SciPy's conversion of a wrong structure could read beyond its arrays
             message = f"{name}: expected a sparse array of the format CSR, got {matrix.format}; pass {name}.tocsr()"
             raise ParamTypeError(message, operator=operator)
-        self.shape = int(matrix.shape[0]), int(matrix.shape[1])
+        self.shape = rows, columns = int(matrix.shape[0]), int(matrix.shape[1])
+        if max(rows + 1, rows * columns) >= MOST_ELEMENTS:  # more than NumPy has numbers for the bytes of
+            expected = "a sparse array of fewer than 2**60 elements, stored or not, and rows"
+            raise ParamInvalidError(f"{name}: expected {expected}, got shape {self.shape}", operator=operator)
         parts: list[Any] = [getattr(matrix, each, None) for each in ("data", "indices", "indptr")]
         if not all(isinstance(each, np.ndarray) and each.ndim == 1 for each in parts) or any(
             each.dtype.kind not in "iu" for each in parts[1:]

@@ -597,8 +597,11 @@ def _result(spec: ResultSpec, out: np.ndarray | None) -> np.ndarray:
 
 def _run(call: Call) -> Any:
     """Compute the results of a linear operator or of a loss."""
+    arguments, operator = call.arguments, call.operator.name
+    if call.sparse is not None:
+        arguments = {**arguments, "input": _Nonzeros(*call.sparse.parts(operator), call.sparse.shape[1])}
     with np.errstate(all="ignore"):
-        values = globals()[call.operator.name](**call.arguments)
+        values = globals()[operator](**arguments)
     if isinstance(values, dict):
         values = [values[name] for name in call.operator.results]
     results = []
@@ -613,7 +616,4 @@ def _run(call: Call) -> Any:
 
 
 def run(call: Call, threads: int) -> Any:
-    if call.sparse is not None:
-        input = _Nonzeros(*call.sparse.parts(call.operator.name), call.sparse.shape[1])
-        call = call.with_arguments({**call.arguments, "input": input})
     return _run_rowwise(call) if call.operator in ROWWISE else _run(call)

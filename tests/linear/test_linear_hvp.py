@@ -535,7 +535,8 @@ def test_any_structure(data):
     options = {"reduction": "sum", "label_smoothing": 0.1}
     arguments = call_of("structures", (rows, max(columns, 1), classes), "float64", options)
     arguments |= {name: arguments[name][:, :columns] for name in ("weight", "vector")}
-    right = right_product(arguments | {"input": dense_copy(x)})
+    nothing = np.zeros((classes, columns)), np.zeros(classes)
+    right = right_product(arguments | {"input": dense_copy(x)}) if rows else (nothing, nothing)
     for backend in ("cpu", "reference"):
         for threads in (1, 3):
             result = ag.linear_cross_entropy_hvp(**arguments | {"input": x}, backend=backend, num_threads=threads)
@@ -560,7 +561,7 @@ def assert_equal_but_for_rounding(result: Any, right: tuple[np.ndarray, np.ndarr
         assert np.array_equal(np.isfinite(one), np.isfinite(other))
         tolerance = 1e-4 if dtype == "float32" else 1e-10
         finite = [np.where(np.isfinite(each), each, 0) for each in (one, other)]
-        np.testing.assert_allclose(*finite, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(*finite, rtol=tolerance, atol=tolerance * np.abs(finite[1]).max(initial=1))
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
@@ -620,7 +621,7 @@ def test_absent_rows_of_a_sparse_input_may_hold_anything(dtype, cpu_engine):
         assert_right(ag.linear_cross_entropy_hvp(**sparse(arguments), backend=backend), right, DTYPES[dtype])
 
 
-@pytest.mark.parametrize("shape", [(0, 3, 4), (5, 0, 4), (0, 0, 0), (5, 3, 0), (0, 2**60, 0), (5, 2**60, 0)])
+@pytest.mark.parametrize("shape", [(0, 3, 4), (5, 0, 4), (0, 0, 0), (5, 3, 0), (0, 2**57, 0), (5, 2**57, 0)])
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_empty_shapes_of_sparse_inputs(shape, backend):
     rows, columns, classes = shape
