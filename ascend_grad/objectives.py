@@ -358,10 +358,8 @@ class scipy_multinomial:
         penalty = self._l2 * float(penalized @ penalized) / 2
         return float(result.loss.sum(dtype=np.float64)) / self._total + penalty, gradient
 
-    def _with_penalty(
-        self, of_coef: NDArray, of_intercept: NDArray | None, w: NDArray, scale: float = 1.0
-    ) -> NDArray:
-        """Return a vector of sums over the rows, times `scale` and divided for the mean, and the penalty's part of `w`."""
+    def _with_penalty(self, of_coef: NDArray, of_intercept: NDArray | None, w: NDArray, scale: float = 1.0) -> NDArray:
+        """Return a vector of sums over the rows, times `scale` and divided for the mean, plus the penalty's of `w`."""
         of_coef = of_coef[self._fitted_from :].ravel()
         result = np.empty(self.x0.shape)
         result[: of_coef.size] = of_coef

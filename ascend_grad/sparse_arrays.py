@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from .errors import ParamInvalidError, ParamTypeError
 
-
 #: The number of elements that no array of float64 has.
 MOST_ELEMENTS = 2**60
 

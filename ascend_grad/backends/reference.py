@@ -90,7 +90,7 @@ def _run_rowwise(call: Call) -> np.ndarray:
 
 
 class _Nonzeros:
-    """Rows of a sparse input, which multiply as matrices do, but for elements that are not stored: these add nothing."""
+    """Rows of a sparse input, which multiply as matrices do, but that elements that are not stored add nothing."""
 
     __array_ufunc__ = None  # products with arrays call __rmatmul__
 

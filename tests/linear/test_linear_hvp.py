@@ -17,7 +17,17 @@ from cross_entropy_oracles import GAPS, LONG, OPTIONS_OF_SECOND_ORDER, near_cert
 from hypothesis import given
 from hypothesis import strategies as st
 from samples import DTYPES, assert_identical, generator
-from sparse_samples import FLOATS, dense_copy, random_matrix, sparse, structures, times, transposed_times, ways, with_zeros
+from sparse_samples import (
+    FLOATS,
+    dense_copy,
+    random_matrix,
+    sparse,
+    structures,
+    times,
+    transposed_times,
+    ways,
+    with_zeros,
+)
 
 import ascend_grad as ag
 
@@ -481,11 +491,20 @@ def test_vectors_of_every_dtype_and_layout_beside_a_sparse_input(of_vector, dtyp
     right = ag.linear_cross_entropy_hvp(**sparse(rounded))
     assert_right(right, right_product(rounded), DTYPES[dtype])
     v = arguments["vector"]
-    for way in (v, np.asfortranarray(v), np.repeat(v, 2, axis=1)[:, ::2], v[::-1].copy()[::-1], v.astype(v.dtype, copy=True)):
+    for way in (
+        v,
+        np.asfortranarray(v),
+        np.repeat(v, 2, axis=1)[:, ::2],
+        v[::-1].copy()[::-1],
+        v.astype(v.dtype, copy=True),
+    ):
         for one, other in zip(ag.linear_cross_entropy_hvp(**sparse(arguments | {"vector": way})), right):
             assert_same(one, other)
     if dtype == of_vector:
-        swapped = arguments | {"vector": v.astype(v.dtype.newbyteorder()), "weight": arguments["weight"].astype(f">{dtype[0]}{v.itemsize}")}
+        swapped = arguments | {
+            "vector": v.astype(v.dtype.newbyteorder()),
+            "weight": arguments["weight"].astype(f">{dtype[0]}{v.itemsize}"),
+        }
         for one, other in zip(ag.linear_cross_entropy_hvp(**sparse(swapped)), right):
             assert_same(one, other)
 
@@ -595,9 +614,11 @@ def test_infinite_and_missing_numbers_beside_a_sparse_input(dtype, where, value)
 @pytest.mark.parametrize("classes", [3, 90])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_dense_product_gives_the_same(dtype, classes, where, value):
-    """If all elements are stored, or none matters, infinite and missing numbers have the effect that they have there."""
+    """If all elements are stored, or none matters, infinite and missing numbers have the same effect."""
     arguments = call_of(("as dense", where), (40, 7, classes), dtype, {"token_weight": "rows"})
-    arguments["bias"], arguments["vector_bias"] = (arguments[name].astype(np.float64) for name in ("bias", "vector_bias"))
+    arguments["bias"], arguments["vector_bias"] = (
+        arguments[name].astype(np.float64) for name in ("bias", "vector_bias")
+    )
     arguments[where] = arguments[where].copy()
     with np.errstate(over="ignore"):
         arguments[where].flat[2] = value
@@ -631,7 +652,9 @@ def test_empty_shapes_of_sparse_inputs(shape, backend):
     result = ag.linear_cross_entropy_hvp(x, w, target, w, bias=bias, vector_bias=vector_bias, backend=backend)
     assert result.weight_product.shape == (classes, columns)
     assert not result.weight_product.any()
-    right = (np.eye(classes) - 1 / max(classes, 1)) / max(classes, 1) @ np.arange(classes) if rows else np.zeros(classes)
+    right = (
+        (np.eye(classes) - 1 / max(classes, 1)) / max(classes, 1) @ np.arange(classes) if rows else np.zeros(classes)
+    )
     np.testing.assert_allclose(result.bias_product, right, rtol=1e-6)
 
 
@@ -655,7 +678,12 @@ def test_a_sparse_input_is_never_dense(of_vector):
     x.data = random.standard_normal(3 * rows).astype(np.float32)
     x.indices, x.indptr = random.integers(0, columns, 3 * rows), 3 * np.arange(rows + 1)
     w = np.zeros((3, columns), np.float32)
-    arguments = {"input": x, "weight": w, "target": np.zeros(rows, np.int64), "vector": np.ones((3, columns), of_vector)}
+    arguments = {
+        "input": x,
+        "weight": w,
+        "target": np.zeros(rows, np.int64),
+        "vector": np.ones((3, columns), of_vector),
+    }
     ag.linear_cross_entropy_hvp(**arguments, num_threads=1)
     tracemalloc.start()
     ag.linear_cross_entropy_hvp(**arguments, num_threads=1)
@@ -676,5 +704,5 @@ def test_a_sparse_vector_or_a_sparse_hessian_is_refused():
         ag.linear_cross_entropy_hvp(**VALID | {"input": x.tocsc()})
     x.indices[4] = 3
     for backend in ("cpu", "reference"):
-        with pytest.raises(ag.ParamInvalidError, match="linear_cross_entropy_hvp: input: .* column is not in"):
+        with pytest.raises(ag.ParamInvalidError, match=r"linear_cross_entropy_hvp: input: .* column is not in"):
             ag.linear_cross_entropy_hvp(**VALID | {"input": x}, backend=backend)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import scipy.sparse
 from faults import outcome
-from linear_samples import Shape
-from loss_samples import EDGES, OPTIONS, arguments_of, backward_of, check
 from hypothesis import given
 from hypothesis import strategies as st
+from linear_samples import Shape
+from loss_samples import EDGES, OPTIONS, arguments_of, backward_of, check
 from samples import assert_identical, generator
 from sparse_samples import (
     FLOATS,
@@ -169,7 +169,11 @@ def test_any_structure(data):
     arguments = arguments_of(Shape(rows, classes, columns), "float64", option, "sum") | {"input": dense_copy(x)}
     threads = data.draw(st.integers(1, 3))
     for backend in ("cpu", "reference"):
-        check(ag.linear_cross_entropy(**arguments | {"input": x}, backend=backend, num_threads=threads), arguments, "float64")
+        check(
+            ag.linear_cross_entropy(**arguments | {"input": x}, backend=backend, num_threads=threads),
+            arguments,
+            "float64",
+        )
 
 
 @pytest.mark.parametrize("option", ["no option", "cap", "all"])
@@ -242,7 +246,9 @@ def plain_backward(arguments: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         lse, entropy = (arguments[name].astype(float)[:, None] for name in ("lse", "entropy"))
         p = np.exp(z - np.where(np.isfinite(lse), lse, np.nan))
         is_target = np.arange(z.shape[1]) == arguments["target"][:, None]
-        gradient = arguments["grad_loss"] * (p - is_target) - arguments["grad_entropy"][:, None] * p * (z - lse + entropy)
+        gradient = arguments["grad_loss"] * (p - is_target) - arguments["grad_entropy"][:, None] * p * (
+            z - lse + entropy
+        )
         return transposed_times(x, gradient).T, gradient.sum(axis=0)
 
 
@@ -299,7 +305,10 @@ def test_the_backward_with_probabilities_of_all_classes(classes):
     arguments = {"input": x, "weight": random.standard_normal((classes, 30)), "target": target, "grad_loss": 1.5}
     # Some classes have the probability 1, or more, by the given lse.
     arguments["lse"] = (x @ arguments["weight"].T).max(axis=1) - np.repeat([0.0, 0.5], 25)
-    for more in ({}, {"label_smoothing": 0.2, "class_weight": random.random(classes), "temperature": random.random(50) + 0.5}):
+    for more in (
+        {},
+        {"label_smoothing": 0.2, "class_weight": random.random(classes), "temperature": random.random(50) + 0.5},
+    ):
         dense_input = {"input": x.toarray(), "output_mask": (False, True)}
         expected = ag.linear_cross_entropy_backward(**arguments | more | dense_input)
         for backend in ("cpu", "reference"):
@@ -417,7 +426,9 @@ def test_sizes_that_fit_no_memory(function, what):
         x, w = scipy.sparse.csr_array((2, 2**58), dtype=np.float32), np.broadcast_to(np.float32(1), (4, 2**58))
     else:
         w = np.broadcast_to(np.float32(1), (2**58, 3))
-    more: dict[str, Any] = {LOSS: {"return_grad": False}, BACKWARD: {"lse": np.ones(2), "grad_loss": 1.0}}.get(function, {"vector": w})
+    more: dict[str, Any] = {LOSS: {"return_grad": False}, BACKWARD: {"lse": np.ones(2), "grad_loss": 1.0}}.get(
+        function, {"vector": w}
+    )
     if what == "rows" and function == BACKWARD:
         more["lse"] = np.broadcast_to(np.float16(0), 2**61)
     with pytest.raises((MemoryError, ag.ParamInvalidError)):

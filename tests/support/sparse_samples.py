@@ -1,4 +1,4 @@
-"""Make calls whose input is a sparse array of SciPy, in every form that such arrays have, and compute their products."""
+"""Make calls whose input is a sparse array of SciPy, in every form that it may have, and compute its products."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def structures(draw, *, most_rows: int = 9, most_columns: int = 7) -> Any:
     data = draw(st.lists(st.sampled_from((0.0, -0.0, 1.0, -2.5, 0.125, 3.0)), min_size=size, max_size=size))
     x = scipy.sparse.csr_array((rows, columns), dtype=np.float64)
     x.data = np.append(np.asarray(data, np.float64), [7.0] * behind)
-    x.indices = np.append(np.asarray(indices, np.int64), [-1] * behind).astype(draw(st.sampled_from((np.int32, np.int64))))
+    x.indices = np.append(np.asarray(indices, np.int64), [-1] * behind).astype(
+        draw(st.sampled_from((np.int32, np.int64)))
+    )
     x.indptr = starts.astype(draw(st.sampled_from((np.int32, np.int64))))
     return x
 
