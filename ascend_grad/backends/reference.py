@@ -108,7 +108,7 @@ class _Nonzeros:
         return _Nonzeros(self._data[places], self._columns[places], starts, self.shape[1])
 
     def _sums(self, factors: np.ndarray, of: np.ndarray, to: np.ndarray, count: int) -> np.ndarray:
-        """Return sums of the elements times the factors `of` them, which are added up `to` places, for each row."""
+        """Return sums, for each row of factors, of the elements times the factors at `of`, added up at `to`."""
         data = self._data.astype(np.float64)
         return np.reshape([np.bincount(to, data * each[of], count) for each in factors], (len(factors), count))
 
