@@ -319,7 +319,7 @@ def cross_entropy(
     If `reduction` is "mean" or "sum", the gradient is computed with the loss, except in float16. With
     ``retain_graph=True`` a second backward computes it again. If an output has an upstream gradient, the backward pass
     computes the gradient of the loss and the outputs. The gradient of the loss can be differentiated once more, the
-    gradients of outputs cannot.
+    gradients of outputs cannot. The loss has forward-mode derivatives, outputs have none.
 
     Examples
     --------
