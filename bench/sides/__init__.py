@@ -218,8 +218,8 @@ def _terms(case: Case, given: dict[str, Any]) -> tuple[float, ...]:
 def _second_order(case: Case) -> Comparison:
     arrays = second_order.arrays_of(case)
     calls = {name: prepare(arrays) for name, prepare in second_order.SIDES.items()}
-    # The terms of a product of logits are elements of the vector, which have magnitude one, over the number of rows. The
-    # terms of a layer's are its products with the vector times probabilities and elements of the input.
+    # The terms of a product of logits are elements of the vector, which have magnitude one, over the number of rows.
+    # Those of a layer are its products with the vector times probabilities and elements of the input.
     term = 1 / arrays.rows if arrays.weight is None else math.sqrt(case.shape[2]) / case.shape[1]
 
     def agree(side: str, got: Arrays, expected: Arrays) -> bool:
