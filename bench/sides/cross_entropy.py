@@ -166,7 +166,10 @@ def _faster(*calls: Call) -> Call:
 def _autograd_of(
     logits: Any, target: Any, axis: int, shape: tuple[int, ...], dim: int, settings: dict[str, Any]
 ) -> Call:
-    """Prepare PyTorch's loss of logits whose classes are along `axis`, with a gradient of the shape of the problem."""
+    """Prepare PyTorch's loss of logits whose classes are along `axis`, with a gradient of the shape of the problem.
+
+    PyTorch adds up losses of float16 in float16. If that overflows, the logits are converted, as by autocast.
+    """
     import torch
 
     settings = dict(settings)
@@ -174,22 +177,37 @@ def _autograd_of(
     prob = settings.pop("target_prob", None)
     if prob is not None:
         prob, target = (values.reshape(target.shape).movedim(-1, axis) for values in (prob, target))
-        rows = max(1, logits.numel() // logits.shape[axis])
+    elif "class_weight" in settings:
+        settings["weight"] = settings.pop("class_weight")
+    rows = max(1, logits.numel() // logits.shape[axis])
 
-        def loss_of() -> Any:
-            return -(torch.log_softmax(logits, axis).gather(axis, target) * prob).sum() / rows
+    def loss_of(x: Any, target: Any, prob: Any, **settings: Any) -> Any:
+        if prob is not None:
+            return -(torch.log_softmax(x, axis).gather(axis, target) * prob).sum() / rows
+        return torch.nn.functional.cross_entropy(x, target, **settings)
 
-    else:
-        if "class_weight" in settings:
-            settings["weight"] = settings.pop("class_weight")
-        loss_of = partial(torch.nn.functional.cross_entropy, logits, target, **settings)
+    arguments = {"target": target, "prob": prob, **settings}
+    converts = False
+    if logits.dtype == torch.float16:
+        wide = {name: as_float32(value) for name, value in arguments.items()}
+        with torch.no_grad():
+            found, right = loss_of(logits, **arguments).float(), loss_of(logits.float(), **wide)
+        converts = not torch.isclose(found, right, rtol=0.01, atol=0.01)
+        arguments = wide if converts else arguments
 
     def call() -> tuple[Any, Any]:
-        loss = loss_of()
+        loss = loss_of(logits.float() if converts else logits, **arguments)
         (gradient,) = torch.autograd.grad(loss, logits)
         return loss.detach(), gradient.reshape(shape) if logits.ndim != len(shape) else gradient.movedim(axis, dim)
 
     return call
+
+
+def as_float32(value: Any) -> Any:
+    """Return a tensor of float16 as one of float32, and anything else as it is."""
+    torch = frameworks.module("torch")
+    assert torch is not None
+    return value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.float16 else value
 
 
 SIDES: Sides = {OWN: ascend_grad, "numpy": numpy_formula, "torch": torch_autograd}

@@ -20,6 +20,7 @@ from ..arrays import arranged, linear_arguments, operands
 from ..case import C_ORDER, CROSS_ENTROPY, ROWS_HVP, WHOLE, Case, compute_dtype, numpy_dtype
 from ..frameworks import Call, tensor
 from ..results import OWN
+from .cross_entropy import as_float32
 
 
 class Arrays(NamedTuple):
@@ -91,22 +92,25 @@ def numpy_formula(a: Arrays) -> Call:
 
 
 def torch_twice(a: Arrays) -> Call | None:
-    """Prepare PyTorch's gradient, and its derivative along the vector, by autograd twice."""
+    """Prepare PyTorch's gradient, and its derivative along the vector, by autograd twice.
+
+    Logits of float16 are converted, as autocast converts them: their gradients would be subnormal numbers.
+    """
     torch = frameworks.module("torch")
     if torch is None or not frameworks.can_be_tensors((a.x,)):
         return None
     x, target, vector = tensor(a.x).detach(), tensor(a.target), tensor(a.vector)
-    function = torch.nn.functional.cross_entropy
+    loss = torch.nn.functional.cross_entropy
     if a.weight is None:
         inputs, classes = x, x.shape[a.dim]
         if a.dim == x.ndim - 1:  # rows that follow one another are one batch
-            loss_of: Callable[[Any], Any] = lambda z: function(z.reshape(-1, classes), target.reshape(-1))  # noqa: E731
+            loss_of: Callable[[Any], Any] = lambda z: loss(as_float32(z).reshape(-1, classes), target.reshape(-1))  # noqa: E731
         elif a.dim:
-            loss_of = lambda z: function(z.movedim(a.dim, 1), target)  # noqa: E731
+            loss_of = lambda z: loss(as_float32(z).movedim(a.dim, 1), target)  # noqa: E731
         else:
-            loss_of = lambda z: function(z.unsqueeze(0), target.unsqueeze(0))  # noqa: E731
+            loss_of = lambda z: loss(as_float32(z).unsqueeze(0), target.unsqueeze(0))  # noqa: E731
     else:
-        inputs, loss_of = tensor(a.weight).detach(), lambda w: function(x @ w.T, target)
+        inputs, loss_of = tensor(a.weight).detach(), lambda w: loss(as_float32(x @ w.T), target)
 
     def call() -> Any:
         with torch.inference_mode(False), torch.enable_grad():

@@ -123,6 +123,15 @@ def test_torch_takes_part_in_losses_of_logits_where_it_can_express_a_layout(dtyp
             assert {OWN, "numpy"} <= set(found.seconds)
 
 
+@pytest.mark.parametrize("options", ["", *LOGITS_OPTIONS])
+@pytest.mark.parametrize(("shape", "dim"), [((40_000, 9), 1), ((2, 9, 40_000), 1)])
+def test_losses_whose_sum_overflows_float16_are_compared(options, shape, dim):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = measure.measure(random_problem(CROSS_ENTROPY, "float16", shape, "fresh", dim, options), 2)
+    assert TORCH in found.seconds
+
+
 @pytest.mark.parametrize(("shape", "dim"), [((9,), 0), ((6, 10), 1), ((10, 6), 0), ((2, 9, 3, 4), 1), ((2, 3, 9), 2)])
 def test_torch_computes_products_of_logits(shape, dim):
     problem = random_problem(ROWS_HVP, "float64", shape, "fresh", dim)
