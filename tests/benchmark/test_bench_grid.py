@@ -390,11 +390,11 @@ def test_estimates_have_a_table(sample):
     rows.append(Row(steps, {OWN: 1e-6, ESTIMATE: 1e-7}))
     lines = tables.estimates_block([*rows, *sample.rows]).splitlines()[2:]
     assert [[cell.strip() for cell in line.strip("|").split("|")] for line in lines] == [
-        ["all", "2", "1.75×", "0 %", "50 %"],
-        ["softmax_backward", "1", "0.50×", "0 %", "100 %"],
-        ["softmax", "1", "3.00×", "0 %", "0 %"],
-        ["C order", "1", "0.50×", "0 %", "100 %"],
-        ["steps of", "1", "3.00×", "0 %", "0 %"],
+        ["all", "2", "1.75×", "1.00×", "0 %", "50 %"],
+        ["softmax_backward", "1", "0.50×", "0.29×", "0 %", "0 %"],
+        ["softmax", "1", "3.00×", "1.71×", "0 %", "100 %"],
+        ["C order", "1", "0.50×", "0.29×", "0 %", "0 %"],
+        ["steps of", "1", "3.00×", "1.71×", "0 %", "100 %"],
     ]
 
 
