@@ -13,6 +13,7 @@ from cross_entropy_oracles import (
     PLACES,
     SHAPES,
     assert_product,
+    expected_product,
     in_layout,
     near_certain,
     products,
@@ -29,18 +30,19 @@ import ascend_grad as ag
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
 def test_every_option(shape, axis, dtype, cpu_engines):
     for number, arguments in enumerate(products("options", shape, axis, dtype)):
+        right = expected_product(arguments, dtype)
         for engine in cpu_engines():
             for layout in LAYOUTS if number % 3 == 0 else LAYOUTS[:2]:
                 moved = {name: in_layout(arguments[name], layout) for name in ("input", "vector")}
                 product = engine.call("cross_entropy_hvp", **arguments | moved)
-                assert_product(product, arguments, dtype, f"{engine.name} {number} {layout}")
+                assert_product(product, right, dtype, f"{engine.name} {number} {layout}")
 
 
 @pytest.mark.parametrize(("shape", "axis"), SHAPES[:9])
 def test_the_reference(shape, axis, dtype):
     for arguments in products("reference", shape, axis, dtype):
         product = ag.cross_entropy_hvp(**arguments, backend="reference")
-        assert_product(product, arguments, dtype)
+        assert_product(product, expected_product(arguments, dtype), dtype)
         assert product.strides == ag.cross_entropy_hvp(**arguments).strides
 
 
@@ -52,8 +54,9 @@ def test_random_calls(cpu_engines, data):
     arguments = with_vector("random", random_arguments("random", shape, axis, dtype, options=options, K=K))
     for name in ("input", "vector"):
         arguments[name] = in_layout(arguments[name], data.draw(st.sampled_from(LAYOUTS)))
+    right = expected_product(arguments, dtype)
     for engine in cpu_engines():
-        assert_product(engine.call("cross_entropy_hvp", **arguments), arguments, dtype)
+        assert_product(engine.call("cross_entropy_hvp", **arguments), right, dtype)
 
 
 @pytest.mark.parametrize(("shape", "axis"), PLACES)

@@ -300,13 +300,14 @@ def assert_right(
         )
 
 
-def assert_product(
-    product: np.ndarray, arguments: dict[str, Any], dtype: str, text: str = "", *, absolute: float = 1e-15
-) -> None:
+def expected_product(arguments: dict[str, Any], dtype: str) -> Any:
+    """Return what `assert_product` compares the product of the Hessian and a vector with."""
+    return expected(**arguments | {"vector": arguments["vector"].astype(DTYPES[dtype])})
+
+
+def assert_product(product: np.ndarray, right: Any, dtype: str, text: str = "", *, absolute: float = 1e-15) -> None:
     """Check the product of the Hessian and a vector; `absolute` is as in `assert_right`."""
-    arguments = arguments | {"vector": arguments["vector"].astype(DTYPES[dtype])}
-    result = SimpleNamespace(_asdict=lambda: {"product": product})
-    assert_right(result, expected(**arguments), dtype, text, absolute=absolute)
+    assert_right(SimpleNamespace(_asdict=lambda: {"product": product}), right, dtype, text, absolute=absolute)
     assert product.dtype == DTYPES[dtype]
 
 
