@@ -15,8 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
+from ..errors import AscendGradError, rename
 from ..operators.options import OUTPUT_GRADIENTS, OUTPUTS, largest_factor, statistics_for_backward
+from ..operators.second_order import linear_cross_entropy_hvp
 from .meshes import compiled_call
+
+#: Arrays of a loss that have gradients.
+LAYER = ("input", "weight", "bias")
 
 
 class Settings(NamedTuple):
@@ -78,7 +83,7 @@ def _call(settings: Settings, results: Results, arrays: dict[str, jax.Array]) ->
     return compiled_call(target, specs, tuple(arrays.values()), attributes, takes_batches=False)
 
 
-#: Call a compiled function. The results have derivatives if it is that of `cross_entropy`.
+#: Call a compiled function. The results have derivatives.
 call_operator = jax.custom_jvp(_call, nondiff_argnums=(0, 1))
 
 
@@ -106,9 +111,9 @@ def compute(
 
 
 # ---- derivatives -----------------------------------------------------------------------------------------------------
-# A gradient is linear in the upstream gradient of the loss. Its derivative with respect to the input is a product of
-# the Hessian and the tangent. JAX asks for the tangents of all other results as well, which follow from their
-# gradients. A compiled program computes only the tangents that it uses.
+# A gradient is linear in the upstream gradient of the loss. Its derivative with respect to the input, and to a layer's
+# weight and bias, is a product of the Hessian and the tangent. JAX asks for the tangents of all other results as well,
+# which follow from their gradients. A compiled program computes only the tangents that it uses.
 
 
 def refuse_derivatives(operator: str, names: Collection[str], results_have: str) -> None:
@@ -124,15 +129,13 @@ def _differentiate(
 ) -> tuple[list[jax.Array], list[Any]]:
     (arrays,), (given,) = primals, tangents
     operator, names = settings.operator, [name for name, _ in results]
-    if operator != "cross_entropy":
-        raise NotImplementedError(f"{operator}: the gradient cannot be differentiated once more")
     moving = {name: each for name, each in given.items() if not isinstance(each, SymbolicZero)}
     if any(name in arrays for name in OUTPUT_GRADIENTS):
         outputs = " and ".join(name.removeprefix("grad_") for name in OUTPUT_GRADIENTS if name in arrays)
         raise NotImplementedError(f"{operator}: the gradient of {outputs} cannot be differentiated once more")
-    refuse_derivatives(operator, [name for name in moving if name not in ("input", "grad_loss")], "the loss has")
+    refuse_derivatives(operator, [name for name in moving if name not in (*LAYER, "grad_loss")], "the loss has")
     found = dict(zip(names, call_operator(settings, results, arrays)))
-    of_results = _Tangents(settings, arrays, found, moving)
+    of_results = (_Tangents if operator == "cross_entropy" else _LayerTangents)(settings, arrays, found, moving)
     return list(found.values()), [of_results.of(name) for name in names]
 
 
@@ -231,19 +234,180 @@ def slope_of_logits(settings: Settings, arrays: dict[str, jax.Array]) -> jax.Arr
     return slope
 
 
-@jax.custom_jvp
-def _without_third_order(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+class _LayerTangents:
+    """Compute tangents of results of a layer's loss from tangents of the layer and of the upstream gradient."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        arrays: dict[str, jax.Array],
+        found: dict[str, jax.Array],
+        tangents: dict[str, jax.Array],
+    ):
+        self._settings, self._arrays, self._found = settings, arrays, found
+        self._dtype = accumulator(arrays["input"])
+        #: The tangents of the arrays of the layer, without those that are 0.
+        self._vectors = {name: tangents[name] for name in LAYER if name in tangents}
+        self._of_upstream = tangents.get("grad_loss")
+        self._wanted = [name for name in LAYER if f"{name}_grad" in found]
+        self._of_gradients = self._tangents_of_gradients() if self._wanted else {}
+
+    def of(self, name: str) -> Any:
+        """Return the tangent of a result, in its dtype."""
+        result = self._found[name]
+        if name.endswith("_grad"):
+            tangent = self._of_gradients[name.removesuffix("_grad")]
+        elif not self._vectors or not jnp.issubdtype(result.dtype, jnp.floating):
+            return zero_from_primal(result, symbolic_zeros=True)
+        elif name == "loss" and self._settings.is_reduced:
+            tangent = self._total(self._unit_gradients(tuple(self._vectors)))
+        else:
+            tangent = self._by_rows(name, {**self._vectors, name: _zeros(result, self._vectors)})[name]
+        return tangent.astype(result.dtype)
+
+    def _tangents_of_gradients(self) -> dict[str, jax.Array]:
+        found: dict[str, jax.Array] = {}
+        if self._vectors:
+            names = [name for name in LAYER if name in self._vectors or name in self._wanted]
+            vectors = {name: self._vectors.get(name, _zeros(self._arrays[name], self._vectors)) for name in names}
+            found = _layer_product(self._settings, self._arrays, vectors)
+        if self._of_upstream is None:
+            return found
+        if self._settings.is_reduced:
+            unit = self._unit_gradients(tuple(self._wanted))
+            linear = {name: (each * self._of_upstream).astype(self._arrays[name].dtype) for name, each in unit.items()}
+        else:
+            upstream = {"loss": self._of_upstream.astype(self._dtype)}
+            zeros = {name: _zeros(self._arrays[name], upstream) for name in self._wanted}
+            linear = self._by_rows("loss", {**zeros, **upstream})
+        return {name: found[name] + linear[name] if name in found else linear[name] for name in self._wanted}
+
+    def _total(self, gradients: dict[str, jax.Array]) -> jax.Array:
+        """Return the tangent of the loss, which is one number, from its gradients."""
+        return sum(jnp.sum(each * self._vectors[name].astype(each.dtype)) for name, each in gradients.items())
+
+    def _unit_gradients(self, names: tuple[str, ...]) -> dict[str, jax.Array]:
+        """Return gradients of the loss for the upstream gradient 1, which are not rounded to 16 bits."""
+        found = {name: self._found.get(f"{name}_grad") for name in names}
+        is_computed = all(each is not None and each.dtype == accumulator(each) for each in found.values())
+        if is_computed and "grad_loss" not in self._arrays:
+            return found
+        arrays = {name: each for name, each in self._arrays.items() if name != "grad_loss"}
+        arrays |= {name: arrays[name].astype(self._dtype) for name in LAYER if name in arrays}
+        found = compute(self._settings._replace(outputs=()), arrays, ("loss",), names)
+        return {name: found[f"{name}_grad"] for name in names}
+
+    def _by_rows(self, name: str, vectors: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        """Return tangents of gradients and of a result of each row, for tangents of the layer and upstream gradients.
+
+        `name` is that of the result, which is the loss or an output, in `vectors` and in the tangents. The two tangents
+        are transposes of one another, as the derivative of a gradient with respect to the upstream gradient is. So both
+        together are a symmetric linear function.
+        """
+        settings = self._settings._replace(outputs=())
+        given = {name: each for name, each in self._arrays.items() if name != "grad_loss"}
+        statistics = {} if name == "loss" else {each: self._found[each] for each in self._settings.saved}
+        arrays, statistics = (_without_third_order(settings.operator, each) for each in (given, statistics))
+        layer = [each for each in LAYER if each in vectors]
+
+        def gradients(of_rows: jax.Array, arrays: dict[str, jax.Array], names: Sequence[str]) -> dict[str, jax.Array]:
+            upstream = {"grad_loss": of_rows}
+            if name != "loss":
+                upstream = {"grad_loss": jnp.zeros((), self._dtype), **statistics, f"grad_{name}": of_rows}
+            found = compute(settings, {**arrays, **upstream}, ("loss",) if name == "loss" else (), names)
+            return {each: found[f"{each}_grad"] for each in names}
+
+        def product(_: object, vectors: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            found = gradients(vectors[name], arrays, layer)
+            wide, along = _widened(arrays, vectors, self._dtype)
+            tangent = lambda of_rows: jnp.sum(gradients(of_rows, wide, ("input",))["input"] * along, -1)  # noqa: E731
+            shape = vectors[name].shape
+            if len(shape) == 1:
+                of_rows = tangent(jnp.ones(shape, self._dtype))
+            else:  # several targets of a row
+                units = jnp.broadcast_to(jnp.eye(shape[1], dtype=self._dtype)[:, None], (shape[1], *shape))
+                of_rows = jax.lax.map(tangent, units).T
+            return {**found, name: of_rows}
+
+        return jax.lax.custom_linear_solve(lambda vectors: vectors, vectors, product, symmetric=True)
+
+
+def _zeros(like: jax.Array, tangents: dict[str, jax.Array]) -> jax.Array:
+    """Return zeros of the shape of an array that are a linear function of tangents, as JAX transposes no constants."""
+    first = next(iter(tangents.values()))
+    return jnp.broadcast_to(jnp.sum(first.reshape(-1)[:0]).astype(like.dtype), like.shape)
+
+
+def _widened(
+    arrays: dict[str, jax.Array], vectors: dict[str, jax.Array], dtype: np.dtype
+) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Return a layer whose input has further features, which are 0, and whose weight has the vectors as columns there.
+
+    Its logits are the same. Its gradient with respect to the input, multiplied by the second result and summed over the
+    features, is the tangent of each row.
+    """
+    input, weight = arrays["input"].astype(dtype), arrays["weight"].astype(dtype)
+    zeros, one = jnp.zeros_like(input), jnp.ones((input.shape[0], 1), dtype)
+    inputs, weights, along = [input], [weight], [vectors.get("input", zeros).astype(dtype)]
+    if "weight" in vectors:
+        inputs, weights, along = [*inputs, zeros], [*weights, vectors["weight"].astype(dtype)], [*along, input]
+    if "bias" in vectors:
+        inputs, along = [*inputs, jnp.zeros_like(one)], [*along, one]
+        weights = [*weights, vectors["bias"].astype(dtype)[:, None]]
+    inputs, weights, along = (jnp.concatenate(each, -1) for each in (inputs, weights, along))
+    return {**arrays, "input": inputs, "weight": weights}, along
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _without_third_order(operator: str, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
     return arrays
 
 
 @_without_third_order.defjvp
-def _refuse_third_order(*_: object) -> NoReturn:
-    raise NotImplementedError("cross_entropy: the gradient cannot be differentiated twice")
+def _refuse_third_order(operator: str, *_: object) -> NoReturn:
+    raise NotImplementedError(f"{operator}: the gradient cannot be differentiated twice")
+
+
+#: Names of the vectors of a layer's product, as the function for NumPy has them.
+_VECTORS = {"weight": "vector", "bias": "vector_bias", "input": "vector_input"}
+
+
+def _layer_product(
+    settings: Settings, arrays: dict[str, jax.Array], vectors: dict[str, jax.Array]
+) -> dict[str, jax.Array]:
+    """Return the product of the Hessian of a layer's loss and vectors, with the same names."""
+    arrays = _without_third_order(settings.operator, arrays)
+    of_product = settings._replace(operator="linear_cross_entropy_hvp")
+    results = tuple((f"{name}_product", jax.ShapeDtypeStruct(each.shape, each.dtype)) for name, each in vectors.items())
+
+    names = tuple(vectors)  # JAX sorts them
+
+    def product(_: object, vectors: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        given = {_VECTORS[name]: vectors[name] for name in names}
+        return dict(zip(names, _call(of_product, results, {**arrays, **given})))
+
+    return jax.lax.custom_linear_solve(lambda vectors: vectors, vectors, product, symmetric=True)
+
+
+def hessian_product(arguments: dict[str, Any], attributes: dict[str, Any]) -> dict[str, Any]:
+    """Compute the product of the Hessian of a layer's loss and vectors, for NumPy's arrays that XLA passes."""
+    further = {name: attributes[name] or None for name in ("denominator", "softcap", "num_threads")}
+    options = {name: each for name, each in attributes.items() if name != "filter_eps"}
+    if "vector" not in arguments and "vector_input" not in arguments:
+        arguments = {**arguments, "vector": np.zeros_like(arguments["weight"])}
+    if "grad_loss" in arguments and not arguments["grad_loss"].ndim:
+        arguments = {**arguments, "grad_loss": float(arguments["grad_loss"])}
+    try:
+        found = linear_cross_entropy_hvp(**{**options, **further, **arguments}, backend="cpu")
+    except AscendGradError as error:
+        rename(error, "linear_cross_entropy", {})
+        raise
+    return found._asdict()
 
 
 def _hessian_product(settings: Settings, arrays: dict[str, jax.Array], vector: jax.Array) -> jax.Array:
     """Return the product of the Hessian of the loss and a vector of the shape of the input."""
-    input, arrays = arrays["input"], _without_third_order(arrays)
+    input, arrays = arrays["input"], _without_third_order(settings.operator, arrays)
     shape = *rows_of(input, settings.axis), input.shape[settings.axis]
     results = (("product", jax.ShapeDtypeStruct(shape, input.dtype)),)
 

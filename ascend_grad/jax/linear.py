@@ -8,10 +8,11 @@ import jax
 
 import ascend_grad as ag
 
-from .. import _xla_linear
+from .. import _xla_linear, _xla_python
 from ..operators.results import LossResult
 from ..operators.signatures import completed, options_of, with_options
 from .arrays import WORDS
+from .calls import hessian_product
 from .losses import loss
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     Options = JaxLinearLossOptions[jax.Array, float]
 
 jax.ffi.register_ffi_target("ascend_grad_linear_cross_entropy", _xla_linear.handler(), platform="cpu")
+jax.ffi.register_ffi_target(
+    "ascend_grad_linear_cross_entropy_hvp", _xla_python.handler(hessian_product), platform="cpu"
+)
 _OPTIONS = options_of()
 
 
@@ -64,7 +68,8 @@ def linear_cross_entropy(
     ------
     NotImplementedError
         `token_weight`, `class_weight`, `target_prob` or `temperature` is differentiated, which the loss has no gradient
-        for; or the gradient is differentiated once more.
+        for; the gradient of lse, log_prob or entropy is differentiated once more, or the gradient of the loss is
+        differentiated twice.
     jax.errors.JaxRuntimeError
         The compiled program finds a bad target or temperature, as in `cross_entropy`.
 
@@ -72,7 +77,8 @@ def linear_cross_entropy(
     -----
     If `reduction` is "mean" or "sum", the gradients are computed with the loss. They are computed in the backward pass,
     which computes the logits again, in float16 and if `outputs` has "lse", "log_prob" or "entropy". A layer that is not
-    differentiated costs one product less.
+    differentiated costs one product less. The gradient of the loss can be differentiated once more: `jax.hessian` and
+    `jax.jvp` of `jax.grad` compute products as `ascend_grad.linear_cross_entropy_hvp` does.
 
     Examples
     --------

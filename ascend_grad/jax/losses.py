@@ -21,7 +21,7 @@ from ..operators.options import (
 from ..operators.results import loss_result
 from ..operators.table import OPERATORS
 from .arrays import as_array, as_classes, as_floating, check
-from .calls import Settings, accumulator, compute, refuse_derivatives, rows_of, slope_of_logits
+from .calls import LAYER, Settings, accumulator, compute, refuse_derivatives, rows_of, slope_of_logits
 from .meshes import aligned, compiled_in_manual_mesh, sharded_as
 
 #: Options that are one number or an array with a number for each row.
@@ -30,8 +30,6 @@ _NUMBERS_OR_ROWS = tuple(option.name for option in OPTIONS.values() if option.ki
 _OF_ROWS = tuple(option.name for option in OPTIONS.values() if option.kind in (PER_ROW, PER_TARGET, NUMBER_OR_PER_ROW))
 #: Outputs of a loss that have a gradient.
 _DIFFERENTIABLE = tuple(output.name for output in OUTPUTS.values() if output.has_gradient)
-#: Arrays of a loss that have gradients.
-LAYER = ("input", "weight", "bias")
 
 
 # ---- the gradient ----------------------------------------------------------------------------------------------------

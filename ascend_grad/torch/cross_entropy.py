@@ -15,9 +15,17 @@ from ..operators.options import OUTPUT_GRADIENTS, OUTPUTS, largest_factor
 from ..operators.results import LossResult
 from ..operators.signatures import Words, completed, options_of, with_options
 from . import loss_operators
-from .gradients import scaled, second_order_error, without_second_order, without_third_order
+from .gradients import (
+    complete_tangents,
+    is_differentiated,
+    moving_arguments,
+    scaled,
+    second_order_error,
+    without_second_order,
+    without_third_order,
+)
 from .loss_operators import ROWS_OF
-from .operators import accumulator, apply, register_gradient, rowwise
+from .operators import accumulator, apply, register_gradient, rowwise, saved_primals
 from .outputs import Computed, check_outputs, requested
 from .tensors import ERRORS, check_floating, check_tensors, refuse_jit_trace
 
@@ -68,7 +76,10 @@ class _Product(Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs[: _LOSS.tensors + 1])
+        tensors = inputs[: _LOSS.tensors + 1]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
         ctx.settings = inputs[_LOSS.tensors + 1 : -1]
 
     @staticmethod
@@ -76,32 +87,92 @@ class _Product(Function):
         of_loss = *ctx.saved_tensors, *ctx.settings
         return *[None] * len(of_loss), apply(_Product, *of_loss, grad)  # the Hessian is symmetric
 
+    @staticmethod
+    def jvp(ctx, *tangents):
+        if any(each is not None for each in tangents[:-1]):
+            raise second_order_error(_NAME)
+        return apply(_Product, *saved_primals(ctx), *ctx.settings, tangents[-1])
+
 
 register_gradient(loss_operators.PRODUCT, _Product)
 
 
-def _second_order(
-    ctx: Any, grad_loss: torch.Tensor | None, vector: torch.Tensor, others: Sequence[torch.Tensor | None]
-) -> tuple[torch.Tensor | None, ...]:
+def _product(problem: loss_operators.Problem, vector: torch.Tensor) -> torch.Tensor:
+    """Return the product of the Hessian and a vector, which autograd takes as a function of the vector alone."""
+    return apply(_Product, *(_detached(problem) | {"outputs": []}).values(), vector)
+
+
+def _detached(problem: loss_operators.Problem) -> loss_operators.Problem:
+    return {name: each.detach() if isinstance(each, torch.Tensor) else each for name, each in problem.items()}
+
+
+def _derivative_of_loss(problem: loss_operators.Problem, vector: torch.Tensor) -> torch.Tensor:
+    """Return the derivative of the loss in the direction of a vector: one number, or one for each row."""
+    dtype = accumulator(problem["input"])  # the gradient is not rounded to 16 bits
+    of_loss = problem | {"input": problem["input"].to(dtype), "grad_loss": None, "input_grad": True, "outputs": []}
+    products = apply(_CrossEntropy, *of_loss.values())[1] * vector.to(dtype)
+    return products.sum(problem["dim"] if products.dim() else ()) if problem["reduction"] == "none" else products.sum()
+
+
+def _without_third_order(problem: loss_operators.Problem, found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Make differentiating second derivatives raise."""
+    arguments = [problem[name] for name in ("input", "grad_loss") if problem[name] is not None]
+    return without_third_order(_NAME, found, arguments)
+
+
+def _first_order(
+    ctx: Any,
+    grad_loss: torch.Tensor | None,
+    of_outputs: Sequence[torch.Tensor | None],
+    grad_prob: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return the gradient from the upstream gradients of the loss and of its outputs."""
+    upstream = [each for each in (grad_loss, *of_outputs) if each is not None]
+    saved = ctx.saved_tensors  # each access unpacks all of them
+    problem = _LOSS.problem((*saved[: _LOSS.tensors], *[None] * _LOSS.upstream, *ctx.settings))
+    count = _LOSS.tensors + 1 + ("prob" in problem["outputs"])
+    shared = saved[count:]
+    if grad_prob is not None:
+        of_prob = without_second_order(
+            _NAME, [_gradient_of_prob(problem, saved[count - 1], grad_prob)], [problem["input"], grad_prob]
+        )[0]
+        if not upstream:
+            return of_prob
+    gradient, ctx.gradient = shared[0] if shared else ctx.gradient, None
+    is_computed = gradient is not None and len(upstream) == 1 and grad_loss is not None
+    if len(upstream) == 1 and grad_loss is not None and grad_prob is None and is_differentiated():
+        if is_computed and shared:  # a result of the same call, which has derivatives
+            return scaled([gradient], grad_loss, in_place=False)[0]
+        of_loss = {**problem, "grad_loss": grad_loss, "input_grad": True, "outputs": []}
+        return apply(_CrossEntropy, *of_loss.values())[1]
+    if is_computed:
+        gradient = gradient.detach()
+    else:
+        above = {"grad_loss": upstream[0].new_zeros(()) if grad_loss is None else grad_loss, "input_grad": True}
+        above.update(zip(OUTPUT_GRADIENTS, of_outputs))
+        # With the same outputs, the gradient of the loss has the bits of the one that was computed with the loss.
+        # Outputs of the shape of the logits change nothing in it.
+        few = [each for each in problem["outputs"] if not OUTPUTS[each].is_of_logits]
+        above["outputs"] = few if len(upstream) == 1 and grad_loss is not None else []
+        gradient = loss_operators.cross_entropy(*{**problem, **above}.values())[1]
+    # If the gradient was computed before, the product below depends on the upstream gradient.
+    arguments = [problem["input"]] if is_computed else [problem["input"], *upstream]
+    gradients = without_second_order(_NAME, [gradient], arguments)
+    if is_computed:
+        gradients = scaled(gradients, grad_loss, in_place=not shared)
+    return gradients[0] if grad_prob is None else gradients[0] + of_prob
+
+
+def _second_order(ctx: Any, vector: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the derivatives of the gradient, with respect to the input and to the upstream gradient of the loss."""
     saved = ctx.saved_tensors
-    is_of_loss = grad_loss is None and all(each is None for each in others) and not ctx.has_output_grads
-    if not is_of_loss or vector.shape != saved[0].shape:  # the gradient may not have been requested
+    if ctx.has_output_grads or vector.shape != saved[0].shape:  # the gradient may not have been requested
         raise second_order_error(_NAME)
-    tensors = [None if each is None else each.detach() for each in saved[: _LOSS.tensors + 1]]
-    problem = _LOSS.problem((*tensors, *[None] * (_LOSS.upstream - 1), *ctx.settings)) | {"outputs": []}
-    found = [apply(_Product, *problem.values(), vector)]
-    above = saved[_LOSS.tensors]
+    problem = _LOSS.problem((*saved[: _LOSS.tensors + 1], *[None] * (_LOSS.upstream - 1), *ctx.settings))
+    above, found = problem["grad_loss"], {"input": _product(problem, vector)}
     if above is not None and ctx.needs_input_grad[_LOSS.tensors]:
-        unit = loss_operators.cross_entropy(*(problem | {"grad_loss": None, "input_grad": True}).values())[1]
-        products, dims = unit.to(accumulator(unit)) * vector, problem["dim"] if unit.dim() else ()
-        of_above = products.sum(dims) if problem["reduction"] == "none" else products.sum()
-        found.append(of_above.to(above.dtype))
-    found = list(without_third_order(_NAME, found, [each for each in (saved[0], above) if each is not None]))
-    rest = [None] * (len(_LOSS.fields) - 1)
-    if len(found) > 1:
-        rest[_LOSS.tensors - 1] = found[1]
-    return found[0], *rest
+        found["grad_loss"] = _derivative_of_loss(_detached(problem), vector).to(above.dtype)
+    return _without_third_order(problem, found)
 
 
 class _CrossEntropy(Function):
@@ -113,8 +184,9 @@ class _CrossEntropy(Function):
     upstream gradient, backward computes the gradient of the loss and the outputs in one call. The gradient of the
     probabilities is that of a softmax, which is added.
 
-    The derivative of the gradient of the loss is a product of the Hessian and a vector. So with ``create_graph=True``
-    backward computes the gradient by this function. Gradients of outputs cannot be differentiated.
+    With an upstream gradient as an argument there is a gradient without a loss. Backward calls this function again in
+    that way if its gradient may be differentiated: the derivative is a product of the Hessian and a vector. Gradients
+    of outputs cannot be differentiated.
     """
 
     forward = staticmethod(loss_operators.cross_entropy)
@@ -126,6 +198,7 @@ class _CrossEntropy(Function):
         ctx.settings = inputs[end:]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs[: _LOSS.tensors + 1], *_prob_among(problem, output))
+        ctx.save_for_forward(*inputs[:end], *output)
         ctx.has_output_grads = any(each is not None for each in inputs[_LOSS.tensors + 1 : end])
         ctx.mark_non_differentiable(output[_HESSIAN])
         has_upstream = any(each is not None for each in inputs[_LOSS.tensors : end])
@@ -133,44 +206,34 @@ class _CrossEntropy(Function):
         ctx.gradient = output[1].detach() if is_scalable else None
 
     @staticmethod
-    def backward(ctx, grad_loss, grad_input_grad, *others):
-        if grad_input_grad is not None:
-            return _second_order(ctx, grad_loss, grad_input_grad, others)
-        nothing = [None] * len(_LOSS.fields)
+    def backward(ctx, grad_loss, vector, *others):
         of_outputs, grad_prob = others[: len(OUTPUT_GRADIENTS)], others[_PROB - _LOSS.outputs_at]
-        upstream = [each for each in (grad_loss, *of_outputs) if each is not None]
-        if not upstream and grad_prob is None:
-            return tuple(nothing)
-        saved = ctx.saved_tensors  # each access unpacks all of them
-        problem = _LOSS.problem((*saved[: _LOSS.tensors], *[None] * _LOSS.upstream, *ctx.settings))
-        count = _LOSS.tensors + 1 + ("prob" in problem["outputs"])
-        shared = saved[count:]
-        if grad_prob is not None:
-            of_prob = without_second_order(
-                _NAME, [_gradient_of_prob(problem, saved[count - 1], grad_prob)], [problem["input"], grad_prob]
-            )[0]
-            if not upstream:
-                return of_prob, *nothing[1:]
-        gradient, ctx.gradient = shared[0].detach() if shared else ctx.gradient, None
-        is_of_loss = len(upstream) == 1 and grad_loss is not None and grad_prob is None
-        if is_of_loss and torch.is_grad_enabled():
-            of_loss = {**problem, "grad_loss": grad_loss, "input_grad": True, "outputs": []}
-            return apply(_CrossEntropy, *of_loss.values())[1], *nothing[1:]
-        is_computed = gradient is not None and upstream == [grad_loss]
-        if not is_computed:
-            above = {"grad_loss": upstream[0].new_zeros(()) if grad_loss is None else grad_loss, "input_grad": True}
-            above.update(zip(OUTPUT_GRADIENTS, of_outputs))
-            # With the same outputs, the gradient of the loss has the bits of the one that was computed with the loss.
-            # Outputs of the shape of the logits change nothing in it.
-            few = [each for each in problem["outputs"] if not OUTPUTS[each].is_of_logits]
-            above["outputs"] = few if upstream == [grad_loss] else []
-            gradient = loss_operators.cross_entropy(*{**problem, **above}.values())[1]
-        # If the gradient was computed before, the product below depends on the upstream gradient.
-        arguments = [problem["input"]] if is_computed else [problem["input"], *upstream]
-        gradients = without_second_order(_NAME, [gradient], arguments)
-        if is_computed:
-            gradients = scaled(gradients, grad_loss, in_place=not shared)
-        return gradients[0] if grad_prob is None else gradients[0] + of_prob, *nothing[1:]
+        found: dict[str, torch.Tensor] = {}
+        if any(each is not None for each in (grad_loss, *of_outputs, grad_prob)):
+            found["input"] = _first_order(ctx, grad_loss, of_outputs, grad_prob)
+        if vector is not None:
+            second = _second_order(ctx, vector)
+            found = {**found, **{name: found[name] + each if name in found else each for name, each in second.items()}}
+        return tuple(_LOSS.arguments(found))
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        saved, end = saved_primals(ctx), _LOSS.tensors + _LOSS.upstream
+        problem = _LOSS.problem((*saved[:end], *ctx.settings))
+        moving = moving_arguments(_NAME, problem, tangents, ("input", "grad_loss"))
+        if ctx.has_output_grads:
+            raise second_order_error(_NAME)
+        loss = gradient = None
+        if "input" in moving and problem["grad_loss"] is None:
+            loss = _derivative_of_loss(problem, moving["input"])
+        if "input" in moving and problem["input_grad"]:
+            gradient = _without_third_order(problem, {"input": _product(problem, moving["input"])})["input"]
+        if "grad_loss" in moving and problem["input_grad"]:  # the gradient is linear in the upstream gradient
+            part = apply(_CrossEntropy, *(problem | {"grad_loss": moving["grad_loss"]}).values())[1]
+            gradient = part if gradient is None else gradient + part
+        found = complete_tangents(saved[end:], {0: loss, 1: gradient})
+        found[_HESSIAN] = None  # it has no derivative
+        return tuple(found)
 
 
 class _CrossEntropyOfOperator(_CrossEntropy):
@@ -256,7 +319,7 @@ def cross_entropy(
     If `reduction` is "mean" or "sum", the gradient is computed with the loss, except in float16. With
     ``retain_graph=True`` a second backward computes it again. If an output has an upstream gradient, the backward pass
     computes the gradient of the loss and the outputs. The gradient of the loss can be differentiated once more, the
-    gradients of outputs cannot.
+    gradients of outputs cannot. The loss has forward-mode derivatives, outputs have none.
 
     Examples
     --------

@@ -128,8 +128,8 @@ def linear_cross_entropy(
     -----
     If `reduction` is "mean" or "sum", the gradients are computed with the loss, except in float16. Only the gradients
     that are needed are computed: a frozen layer costs one product less. With ``retain_graph=True`` a second backward
-    computes them again. The gradients of weight and bias can be differentiated once more, with respect to weight and
-    bias, if `input` requires no gradient and no process group is given. Other second derivatives raise.
+    computes them again. The gradients of the loss can be differentiated once more, if no process group is given, and
+    the loss has forward-mode derivatives. Second derivatives of outputs and third derivatives raise.
 
     Examples
     --------

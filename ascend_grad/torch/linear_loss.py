@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
@@ -14,9 +14,17 @@ from ..arguments import shown
 from ..errors import AscendGradError, ParamInvalidError, ParamTypeError, rename
 from ..operators.options import OPTIONS, OUTPUT_GRADIENTS, OUTPUTS, PER_CLASS, PER_ROW
 from . import loss_operators
-from .gradients import scaled, second_order_error, without_second_order, without_third_order
+from .gradients import (
+    complete_tangents,
+    is_differentiated,
+    moving_arguments,
+    scaled,
+    second_order_error,
+    without_second_order,
+    without_third_order,
+)
 from .loss_operators import ROWS_OF
-from .operators import apply, register_gradient
+from .operators import accumulator, apply, register_gradient, saved_primals
 from .outputs import Computed, check_outputs, computed_outputs, no_lse_error, statistics
 from .tensors import check_floating, check_tensors, refuse_jit_trace
 
@@ -57,53 +65,153 @@ _PLACES = [_LOSS.fields.index(name) for name in _DIFFERENTIABLE]
 class _Product(Function):
     """Compute the product of the Hessian and a vector, with respect to which it is differentiable.
 
-    The vector has a part of the shape of the weight, and another of the shape of the bias.
+    The vector has a part of the shape of the weight, another of the shape of the bias, and a third of the shape of the
+    input. A part may be None. Without the last one there is no product for the input.
     """
 
     forward = staticmethod(loss_operators.linear_cross_entropy_hvp)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs[: _LOSS.tensors + 1])
-        ctx.settings = inputs[_LOSS.tensors + 1 : -2]
+        tensors = inputs[: _LOSS.tensors + 1]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+        ctx.settings = inputs[_LOSS.tensors + 1 : -3]
+        ctx.with_input = inputs[-1] is not None
 
     @staticmethod
-    def backward(ctx, grad, grad_bias):
+    def backward(ctx, *grads):
         of_loss = *ctx.saved_tensors, *ctx.settings
-        has_bias = of_loss[_LOSS.fields.index("bias")] is not None
-        found = apply(_Product, *of_loss, grad, grad_bias if has_bias else None)  # the Hessian is symmetric
-        return *[None] * len(of_loss), found[0], found[1] if has_bias else None
+        needs = ctx.needs_input_grad[-3:]
+        found = _product(of_loss, grads, with_input=needs[2])  # the Hessian is symmetric
+        return *[None] * len(of_loss), *(each if need else None for each, need in zip(found, needs))
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        if any(each is not None for each in tangents[:-3]):
+            raise second_order_error(_NAME)
+        return _product((*saved_primals(ctx), *ctx.settings), tangents[-3:], with_input=ctx.with_input)
 
 
 register_gradient(loss_operators.LINEAR_PRODUCT, _Product)
 
 
-def _second_order(
-    ctx: Any, grad_loss: torch.Tensor | None, vectors: Sequence[torch.Tensor | None], others: Sequence[Any]
-) -> tuple[torch.Tensor | None, ...]:
-    """Return the derivatives of the gradients with respect to weight and bias."""
+def _product(
+    of_loss: Sequence[Any], vectors: Sequence[torch.Tensor | None], *, with_input: bool
+) -> tuple[torch.Tensor, ...]:
+    """Return the product of the Hessian and vectors for weight, bias and input. None: zeros."""
+    problem = _LOSS.problem(of_loss)
+    vector, vector_bias, vector_input = vectors
+    if vector_input is None and with_input:
+        vector_input = torch.zeros_like(problem["input"])
+    if vector is None and vector_input is None:
+        vector = torch.zeros_like(problem["weight"])
+    return apply(_Product, *of_loss, vector, None if problem["bias"] is None else vector_bias, vector_input)
+
+
+def _detached(problem: loss_operators.Problem) -> loss_operators.Problem:
+    return {name: each.detach() if isinstance(each, torch.Tensor) else each for name, each in problem.items()}
+
+
+def _products(
+    problem: loss_operators.Problem, vectors: Mapping[str, torch.Tensor], wanted: Collection[str]
+) -> dict[str, torch.Tensor]:
+    """Return the products of the Hessian and vectors, by name, for the wanted arguments among `_DIFFERENTIABLE`."""
+    of_loss = (_detached(problem) | {"outputs": []}).values()
+    parts = [vectors.get(name) for name in ("weight", "bias", "input")]
+    found = dict(zip(("weight", "bias", "input"), _product(tuple(of_loss), parts, with_input="input" in wanted)))
+    return {name: found[name] for name in wanted}
+
+
+def _derivative_of_loss(problem: loss_operators.Problem, vectors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the derivative of the loss in the direction of vectors: one number, or one for each row.
+
+    The derivative of the loss of a row follows from the gradients of a layer whose input has further features, which
+    are 0, and whose weight has the vectors as columns there.
+    """
+    input, weight, dtype = problem["input"], problem["weight"], accumulator(problem["input"])
+    of_loss = {**problem, "outputs": [], "grad_loss": None, **dict.fromkeys(_LOSS.wanted, False)}
+    if problem["reduction"] != "none":
+        of_loss |= {flag: name in vectors for name, flag in zip(_DIFFERENTIABLE, _LOSS.wanted)}
+        rows = max(input.shape[0], 1)
+        if input.dtype == torch.float16 and problem["reduction"] == "mean":  # small gradients would be rounded to 0
+            of_loss["grad_loss"] = input.new_full((), rows, dtype=dtype)
+        gradients = dict(zip(_DIFFERENTIABLE, apply(_LinearCrossEntropy, *of_loss.values())[1:4]))
+        total = torch.zeros((), dtype=dtype, device=input.device)
+        for name, vector in vectors.items():
+            total = total + (gradients[name].to(dtype) * vector.to(dtype)).sum()
+        return total if of_loss["grad_loss"] is None else total / rows
+    zeros, one = torch.zeros_like(input), input.new_ones((input.shape[0], 1))
+    inputs, weights, along = [input], [weight], [vectors.get("input", zeros)]
+    if "weight" in vectors:
+        inputs, weights, along = [*inputs, zeros], [*weights, vectors["weight"]], [*along, input]
+    if "bias" in vectors:
+        inputs, weights, along = [*inputs, 0 * one], [*weights, vectors["bias"].unsqueeze(1)], [*along, one]
+    input, weight, along = (torch.cat([each.to(dtype) for each in parts], 1) for parts in (inputs, weights, along))
+    of_loss |= {"input": input, "weight": weight, "input_grad": True, "grad_loss": torch.ones_like(input[:, 0])}
+    return (apply(_LinearCrossEntropy, *of_loss.values())[1] * along).sum(1)
+
+
+def _first_order(
+    ctx: Any, grad_loss: torch.Tensor | None, of_outputs: Sequence[torch.Tensor | None]
+) -> dict[str, torch.Tensor]:
+    """Return the gradients from the upstream gradients of the loss and of its outputs."""
+    upstream = [each for each in (grad_loss, *of_outputs) if each is not None]
+    saved, end = ctx.saved_tensors, _LOSS.tensors  # each access unpacks all of them
+    tensors, (lse, entropy), shared = saved[:end], saved[end + 1 : end + 3], saved[end + 3 :]
+    problem = _LOSS.problem((*tensors, None, *ctx.settings))
+    wanted = [ctx.needs_input_grad[place] for place in _PLACES]
+    is_of_loss = len(upstream) == 1 and grad_loss is not None
+    gradients, ctx.gradients = shared or ctx.gradients, None
+    is_computed = (
+        gradients is not None
+        and is_of_loss
+        and all(problem[name] or not asked for name, asked in zip(_LOSS.wanted, wanted))
+    )
+    again = {**problem, "grad_loss": grad_loss, **dict(zip(_LOSS.wanted, wanted)), "outputs": []}
+    if is_of_loss and problem["shard"] is None and is_differentiated():
+        if is_computed and shared:  # results of the same call, which have derivatives
+            gradients = scaled(gradients, grad_loss, in_place=False)
+        else:
+            gradients = apply(_LinearCrossEntropy, *again.values())[1:4]
+        return {name: each for name, each, asked in zip(_DIFFERENTIABLE, gradients, wanted) if asked}
+    if is_computed:
+        gradients = [each.detach() for each in gradients]
+    elif all(each is None for each in of_outputs):
+        gradients = loss_operators.linear_cross_entropy(*again.values())[1:4]
+    elif lse is None:
+        raise no_lse_error(_NAME)
+    else:
+        gradients = loss_operators.linear_cross_entropy_backward(lse, entropy, *of_outputs, *again.values())
+    leaves = [problem[name] for name in _DIFFERENTIABLE if problem[name] is not None]
+    # If the gradients were computed before, the product below depends on the upstream gradient.
+    gradients = without_second_order(_NAME, gradients, leaves if is_computed else [*upstream, *leaves])
+    if is_computed:
+        gradients = scaled(gradients, grad_loss, in_place=not shared)
+    return {name: each for name, each, asked in zip(_DIFFERENTIABLE, gradients, wanted) if asked}
+
+
+def _second_order(ctx: Any, vectors: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:
+    """Return the derivatives of the gradients, with respect to input, weight, bias and the upstream gradient."""
     saved = ctx.saved_tensors
     problem = _LOSS.problem((*saved[: _LOSS.tensors + 1], *ctx.settings))
-    above, weight, bias = problem["grad_loss"], problem["weight"], problem["bias"]
-    needs = dict(zip(_LOSS.fields, ctx.needs_input_grad))
-    is_of_loss = grad_loss is None and all(each is None for each in (vectors[0], *others)) and problem["shard"] is None
-    # The derivative with respect to upstream gradients of rows would need the logits.
-    is_reduced = problem["reduction"] != "none" or not needs["grad_loss"]
-    if not is_of_loss or not is_reduced or needs["input"]:
+    if problem["shard"] is not None:
         raise second_order_error(_NAME)
-    alone = {name: each.detach() if isinstance(each, torch.Tensor) else each for name, each in problem.items()}
-    alone["outputs"] = []
-    vector = torch.zeros_like(weight) if vectors[1] is None else vectors[1]
-    products = apply(_Product, *alone.values(), vector, None if bias is None else vectors[2])
-    found = dict(zip(("weight", "bias"), products))
+    given = {name: each for name, each in zip(_DIFFERENTIABLE, vectors) if each is not None}
+    needs = dict(zip(_LOSS.fields, ctx.needs_input_grad))
+    above = problem["grad_loss"]
+    wanted = [name for name in _DIFFERENTIABLE if needs[name]]
+    found = _products(problem, given, wanted) if wanted else {}
     if above is not None and needs["grad_loss"]:
-        unit = loss_operators.linear_cross_entropy(*(alone | {"grad_loss": None, "input_grad": False}).values())[2:4]
-        dots = [(a * b).sum() for a, b in zip(unit, vectors[1:]) if b is not None]
-        found["grad_loss"] = sum(dots[1:], dots[0]).to(above.dtype)
-    found = {name: each for name, each in found.items() if needs[name]}
-    arguments = [each for each in (weight, bias, above) if each is not None]
-    found = dict(zip(found, without_third_order(_NAME, list(found.values()), arguments)))
-    return tuple(_LOSS.arguments(found))
+        found["grad_loss"] = _derivative_of_loss(_detached(problem), given).to(above.dtype)
+    return _without_third_order(problem, found)
+
+
+def _without_third_order(problem: loss_operators.Problem, found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Make differentiating second derivatives raise."""
+    arguments = [problem[name] for name in (*_DIFFERENTIABLE, "grad_loss") if problem[name] is not None]
+    return without_third_order(_NAME, found, arguments)
 
 
 class _LinearCrossEntropy(Function):
@@ -115,8 +223,8 @@ class _LinearCrossEntropy(Function):
     float16: a loss scale must be applied before the rounding, in which the gradient of a mean would vanish. If an
     output has an upstream gradient, backward computes the gradients of loss and outputs together.
 
-    The derivatives of the gradients of weight and bias are a product of the Hessian and a vector. So with
-    ``create_graph=True`` backward computes these gradients by this function, if the input has no gradient.
+    With an upstream gradient as an argument there are gradients without a loss. Backward calls this function again in
+    that way if its gradients may be differentiated: their derivatives are products of the Hessian and vectors.
     """
 
     forward = staticmethod(loss_operators.linear_cross_entropy)
@@ -128,50 +236,41 @@ class _LinearCrossEntropy(Function):
         shard = problem["shard"]
         ctx.shard = None if shard is None else loss_operators.SHARDS.get(shard)  # kept alive for backward
         ctx.set_materialize_grads(False)  # would allocate zeros of the weight's size
-        ctx.save_for_backward(*inputs[: _LOSS.tensors + 1], *statistics(problem["outputs"], output[4], output[6]))
+        tensors = inputs[: _LOSS.tensors + 1]
+        ctx.save_for_backward(*tensors, *statistics(problem["outputs"], output[4], output[6]))
+        ctx.save_for_forward(*tensors, *output)
         is_scalable = problem["grad_loss"] is None and problem["reduction"] != "none"
         ctx.gradients = [each.detach() for each in output[1:4]] if is_scalable else None
 
     @staticmethod
     def backward(ctx, grad_loss, *others):
-        if any(each is not None for each in others[:3]):
-            return _second_order(ctx, grad_loss, others[:3], others[3:])
-        nothing = [None] * len(_LOSS.fields)
-        of_outputs = others[3 : 3 + len(OUTPUT_GRADIENTS)]
-        upstream = [each for each in (grad_loss, *of_outputs) if each is not None]
-        if not upstream:
-            return tuple(nothing)
-        saved, end = ctx.saved_tensors, _LOSS.tensors  # each access unpacks all of them
-        tensors, (lse, entropy), shared = saved[:end], saved[end + 1 : end + 3], saved[end + 3 :]
-        problem = _LOSS.problem((*tensors, None, *ctx.settings))
-        wanted = [ctx.needs_input_grad[place] for place in _PLACES]
-        gradients, ctx.gradients = [each.detach() for each in shared] or ctx.gradients, None
-        is_computed = (
-            gradients is not None
-            and grad_loss is not None
-            and len(upstream) == 1
-            and all(problem[name] or not asked for name, asked in zip(_LOSS.wanted, wanted))
-        )
-        again = {**problem, "grad_loss": grad_loss, **dict(zip(_LOSS.wanted, wanted)), "outputs": []}
-        is_of_layer = len(upstream) == 1 and grad_loss is not None and not wanted[0] and problem["shard"] is None
-        if is_of_layer and torch.is_grad_enabled():
-            found = apply(_LinearCrossEntropy, *again.values())[1:4]
-            return tuple(_LOSS.arguments({n: g for n, g, asked in zip(_DIFFERENTIABLE, found, wanted) if asked}))
-        if not is_computed:
-            if all(each is None for each in of_outputs):
-                gradients = loss_operators.linear_cross_entropy(*again.values())[1:4]
-            elif lse is None:
-                raise no_lse_error(_NAME)
-            else:
-                gradients = loss_operators.linear_cross_entropy_backward(lse, entropy, *of_outputs, *again.values())
-        leaves = [problem[name] for name in _DIFFERENTIABLE if problem[name] is not None]
-        # If the gradients were computed before, the product below depends on the upstream gradient.
-        gradients = without_second_order(_NAME, gradients, leaves if is_computed else [*upstream, *leaves])
-        if is_computed:
-            gradients = scaled(gradients, grad_loss, in_place=not shared)
-        for place, gradient, asked in zip(_PLACES, gradients, wanted):
-            nothing[place] = gradient if asked else None
-        return tuple(nothing)
+        vectors, of_outputs = others[:3], others[3 : 3 + len(OUTPUT_GRADIENTS)]
+        found: dict[str, torch.Tensor] = {}
+        if any(each is not None for each in (grad_loss, *of_outputs)):
+            found = _first_order(ctx, grad_loss, of_outputs)
+        if any(each is not None for each in vectors):
+            second = _second_order(ctx, vectors)
+            found = {**found, **{name: found[name] + each if name in found else each for name, each in second.items()}}
+        return tuple(_LOSS.arguments(found))
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        saved, end = saved_primals(ctx), _LOSS.tensors + 1
+        problem = _LOSS.problem((*saved[:end], *ctx.settings))
+        moving = moving_arguments(_NAME, problem, tangents, (*_DIFFERENTIABLE, "grad_loss"))
+        if problem["shard"] is not None:
+            raise NotImplementedError(f"{_NAME} with a group: forward-mode derivatives are not supported")
+        vectors = {name: each for name, each in moving.items() if name != "grad_loss"}
+        wanted = [name for name, flag in zip(_DIFFERENTIABLE, _LOSS.wanted) if problem[flag]]
+        found: dict[str, torch.Tensor] = {}
+        if vectors and wanted:
+            found = _without_third_order(problem, _products(problem, vectors, wanted))
+        if "grad_loss" in moving and wanted:  # gradients are linear in the upstream gradient
+            linear = apply(_LinearCrossEntropy, *(problem | {"grad_loss": moving["grad_loss"]}).values())[1:4]
+            parts = {name: each for name, each in zip(_DIFFERENTIABLE, linear) if name in wanted}
+            found = {name: found[name] + each if name in found else each for name, each in parts.items()}
+        loss = _derivative_of_loss(problem, vectors) if vectors and problem["grad_loss"] is None else None
+        return tuple(complete_tangents(saved[end:], dict(enumerate([loss, *map(found.get, _DIFFERENTIABLE)]))))
 
 
 class _LinearCrossEntropyOfOperator(_LinearCrossEntropy):

@@ -231,6 +231,11 @@ def _outputs_of(loss: Loss, result: Any, requested: Sequence[str]) -> list[Any]:
     return [getattr(result, name) if requested else None for name in loss.outputs]
 
 
+def _loss_of(problem: Problem, result: Any) -> torch.Tensor | None:
+    """Return the loss of a call, None if an upstream gradient is given: the call is then of gradients alone."""
+    return result.loss if problem["grad_loss"] is None else None
+
+
 def _fake_outputs(loss: Loss, problem: Problem, rows: Sequence[int]) -> list[torch.Tensor]:
     """Return outputs without memory for rows of this shape, empty ones where they are not requested."""
     input = problem["input"]
@@ -251,6 +256,8 @@ def _fake_outputs(loss: Loss, problem: Problem, rows: Sequence[int]) -> list[tor
 
 def _fake_loss(problem: Problem, rows: Sequence[int]) -> torch.Tensor:
     input = problem["input"]
+    if problem["grad_loss"] is not None:
+        return input.new_empty(0)
     return input.new_empty(rows if problem["reduction"] == "none" else (), dtype=accumulator(input))
 
 
@@ -278,7 +285,7 @@ def _cross_entropy(*arguments: Any) -> tuple[torch.Tensor, ...]:
         num_threads=problem["num_threads"],
         **CROSS_ENTROPY.options_of(problem),
     )
-    results = result.loss, result.input_grad, *_outputs_of(CROSS_ENTROPY, result, problem["outputs"])
+    results = _loss_of(problem, result), result.input_grad, *_outputs_of(CROSS_ENTROPY, result, problem["outputs"])
     return without_none(problem["input"], results)
 
 
@@ -308,14 +315,15 @@ def _cross_entropy_hvp(*arguments: Any) -> torch.Tensor:
 
 
 def _linear_cross_entropy_hvp(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    *of_loss, vector, vector_bias = arguments
+    *of_loss, vector, vector_bias, vector_input = arguments
     problem = with_numbers(LINEAR.problem(of_loss))
     found = ag.linear_cross_entropy_hvp(
         detached(problem["input"]),
         detached(problem["weight"]),
         detached(problem["target"]),
-        detached(vector),
+        optional(vector),
         vector_bias=optional(vector_bias),
+        vector_input=optional(vector_input),
         reduction=problem["reduction"],
         ignore_index=problem["ignore_index"],
         grad_loss=_upstream(problem["grad_loss"], problem["reduction"]),
@@ -326,10 +334,10 @@ def _linear_cross_entropy_hvp(*arguments: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _linear_cross_entropy_hvp_fake(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    problem = LINEAR.problem(arguments)
+    problem, with_input = LINEAR.problem(arguments), arguments[-1] is not None
     return tuple(
         problem["weight"].new_empty(0) if each is None else each.new_empty(each.shape)
-        for each in (problem["weight"], problem["bias"])
+        for each in (problem["weight"], problem["bias"], problem["input"] if with_input else None)
     )
 
 
@@ -374,7 +382,7 @@ def _linear_cross_entropy(*arguments: Any) -> tuple[torch.Tensor, ...]:
     with_gradients = any(problem[name] for name in LINEAR.wanted)
     outputs = tuple(problem["outputs"])
     found = _computed_linear(ag.linear_cross_entropy, problem, return_grad=with_gradients, outputs=outputs)
-    results = found.loss, *_gradients(problem, found), *_outputs_of(LINEAR, found, outputs)
+    results = _loss_of(problem, found), *_gradients(problem, found), *_outputs_of(LINEAR, found, outputs)
     return without_none(problem["input"], results)
 
 
@@ -431,11 +439,12 @@ register(
     _cross_entropy_hvp_fake,
     one_after_another,
 )
-#: The same of the loss of a linear layer, with respect to its weight and bias.
+#: The same of the loss of a linear layer. The vectors belong to its weight, bias and input.
 LINEAR_PRODUCT = "linear_cross_entropy_hvp"
 register(
     LINEAR_PRODUCT,
-    f"({LINEAR.parameters}, Tensor vector, Tensor? vector_bias) -> (Tensor weight_product, Tensor bias_product)",
+    f"({LINEAR.parameters}, Tensor? vector, Tensor? vector_bias, Tensor? vector_input) -> "
+    "(Tensor weight_product, Tensor bias_product, Tensor input_product)",
     _linear_cross_entropy_hvp,
     _linear_cross_entropy_hvp_fake,
     one_after_another,
@@ -489,7 +498,7 @@ def linear_cross_entropy(*arguments: Any) -> tuple[torch.Tensor, ...]:
 
 
 def linear_cross_entropy_hvp(*arguments: Any) -> tuple[torch.Tensor, ...]:
-    """Compute the product of the Hessian of the loss of a linear layer and a vector: the last two arguments."""
+    """Compute the product of the Hessian of the loss of a linear layer and a vector: the last three arguments."""
     if not are_plain(arguments):
         return torch.ops.ascend_grad.linear_cross_entropy_hvp(*arguments)
     return _linear_cross_entropy_hvp(*arguments)

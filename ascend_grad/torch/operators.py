@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._functorch.autograd_function import enable_single_level_autograd_function
+from torch.autograd.forward_ad import _set_fwd_grad_enabled, unpack_dual
 from torch.autograd.function import Function, _SingleLevelFunction
 from torch.utils.flop_counter import register_flop_formula
 
@@ -67,17 +68,26 @@ def register_gradient(name: str, function: type[Function]) -> None:
         backward = staticmethod(function.backward)
 
         @staticmethod
+        def jvp(ctx, *tangents):
+            with _set_fwd_grad_enabled(True):  # torch disables forward mode of outer transforms as well
+                return function.jvp(ctx, *tangents)
+
+        @staticmethod
         def forward(*arguments):
-            with torch.enable_grad():  # outer transforms also see this call
+            with torch.enable_grad(), _set_fwd_grad_enabled(True):  # outer transforms also see this call
                 return compute(*arguments)
 
     def compute_with_gradient(*arguments):
-        if not torch.is_grad_enabled():
-            return compute(*arguments)
         with enable_single_level_autograd_function():  # one call for each transform
             return SingleLevel.apply(*arguments)
 
     torch.library.impl(f"ascend_grad::{name}", "Autograd", compute_with_gradient)
+
+
+def saved_primals(ctx: Any) -> list[torch.Tensor | None]:
+    """Return the tensors that a function saved for forward mode, without the tangents of this differentiation."""
+    # torch has one level, 0. Its compiler does not set the level that `unpack_dual` takes by default.
+    return [None if each is None else unpack_dual(each, level=0).primal for each in ctx.saved_tensors]
 
 
 def apply(function: type[Function], *arguments: Any) -> Any:

@@ -39,7 +39,7 @@ TENSORS = Words("torch.Tensor", errors=ERRORS, parameters=_PARAMETERS, module="a
 # functions, and whether a tensor has storage. Tensors of transforms have no storage. Neither have tensors of the older
 # batching (`is_grads_batched`, `vectorize`), which is not a transform. If a later torch renames the functions, the
 # defaults here select the slower path, which is right for every tensor.
-_are_transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+are_transforms_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _has_storage = getattr(torch._C, "_has_storage", lambda tensor: False)
 _operator_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _function_modes = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
@@ -66,7 +66,7 @@ def is_observed() -> bool:
     """Return whether a compiler, transform, mode or tracer observes operations on tensors."""
     return (
         torch.compiler.is_compiling()
-        or _are_transforms_active()
+        or are_transforms_active()
         or _operator_modes() > 0
         or _function_modes() > 0
         or torch.jit.is_tracing()

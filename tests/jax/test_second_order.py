@@ -363,13 +363,3 @@ def test_options_that_are_differentiated_raise():
         ):
             with pytest.raises(NotImplementedError, match=f"^cross_entropy: {name}: the loss has no gradient for it"):
                 function(option)
-
-
-def test_the_loss_of_a_layer_has_no_second_derivatives():
-    def loss(x):
-        return agj.linear_cross_entropy(x, jnp.ones((4, 3)), jnp.array([0, 3]))
-
-    message = "^linear_cross_entropy: the gradient cannot be differentiated once more"
-    for function in (jax.hessian(loss), jax.jit(jax.grad(lambda x: jax.grad(loss)(x).sum()))):
-        with pytest.raises(NotImplementedError, match=message):
-            function(jnp.ones((2, 3)))

@@ -60,7 +60,10 @@ LAYERS = (
     ),
     (
         "the CPU's results, and its operators for Cython and XLA",
-        "call/_cpu_backend rowwise/rowwise linear/linear xla/_xla_rowwise xla/_xla_linear xla/_xla_cross_entropy",
+        (
+            "call/_cpu_backend rowwise/rowwise linear/linear xla/_xla_rowwise xla/_xla_linear xla/_xla_cross_entropy "
+            "xla/_xla_python"
+        ),
     ),
     ("the table of operators", "operators.table operators.ranks operators.results operators.signatures"),
     ("backends", "backends.base backends.cpu backends.loss_reference backends.reference"),

@@ -401,6 +401,7 @@ SECOND_ORDER = (
     "log_softmax",
     "scaled_masked_softmax",
     *(f"cross_entropy {each}" for each in ("mean", "none", "weights")),
+    *(f"linear_cross_entropy {each}" for each in ("mean", "none")),
 )
 
 

@@ -147,13 +147,19 @@ def test_losses_of_other_dtypes(dtype: torch.dtype, reduction: str):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_a_second_order_of_the_loss_is_refused(reduction: str):
-    x, w = torch.randn(4, 3), torch.randn(7, 3)
+@pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_a_second_order_of_the_loss(reduction: str, strategy: str):
+    x, w = torch.randn(4, 3, dtype=torch.float64), torch.randn(7, 3, dtype=torch.float64)
 
-    def loss(x: torch.Tensor) -> torch.Tensor:
-        return agt.linear_cross_entropy(x, w, TARGET, reduction=reduction).sum()
+    def hessian(function) -> torch.Tensor:
+        return torch.autograd.functional.hessian(
+            lambda x, w: function(x, w, TARGET, reduction=reduction).sum(),
+            (x, w),
+            vectorize=True,
+            outer_jacobian_strategy=strategy,
+        )
 
-    with pytest.raises(RuntimeError, match="the gradient cannot be differentiated once more"):
-        torch.autograd.functional.hessian(loss, x, vectorize=True)
-    with pytest.raises(RuntimeError, match="the gradient cannot be differentiated once more"):
-        torch.func.jacrev(torch.func.jacrev(loss))(x)
+    for found, right in zip(hessian(agt.linear_cross_entropy), hessian(linear_cross_entropy), strict=True):
+        for own, expected in zip(found, right, strict=True):
+            assert_close(own, expected, torch.float64, steps=20)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 import ascend_grad.torch as agt
 from ascend_grad.torch.loss_operators import CROSS_ENTROPY, NUMBERS
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # by torch's forward mode
 
 REDUCTIONS = ("mean", "sum", "none")
 TOLERANCES = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 4e-3, torch.float16: 1e-3}
@@ -57,9 +60,14 @@ def test_double_backward(shape, reduction, dtype):
 def test_options_by_finite_differences(options):
     x = problem_of((3, 5), torch.float64)[0]
     target = torch.tensor([0, -100, 4])
-    assert torch.autograd.gradgradcheck(lambda x: agt.cross_entropy(x, target, **options), (x,))
-    dense = torch.rand(3, 5, dtype=torch.float64)
-    assert torch.autograd.gradgradcheck(lambda x: agt.cross_entropy(x, dense, **options), (x,))
+    for each in (target, torch.rand(3, 5, dtype=torch.float64)):
+        for reduction in REDUCTIONS:
+
+            def loss(x, target=each, reduction=reduction):
+                return agt.cross_entropy(x, target, reduction=reduction, **options)
+
+            assert torch.autograd.gradcheck(loss, (x,), check_forward_ad=True)
+            assert torch.autograd.gradgradcheck(loss, (x,), check_fwd_over_rev=True)
 
 
 def test_functions_and_transforms_of_second_order():
@@ -89,6 +97,57 @@ def test_functions_and_transforms_of_second_order():
     torch.testing.assert_close(*(torch.vmap(penalty(function))(several) for function in (own, right)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_forward_mode(reduction, dtype):
+    x, target, weight, vector = problem_of((3, 4), dtype)
+    x, vector, func = x.detach(), vector.to(dtype), torch.func
+
+    def results(function, x, vector):
+        loss = lambda x: function(x, target, weight=weight.to(x.dtype), reduction=reduction)  # noqa: E731
+        total = lambda x: loss(x).sum()  # noqa: E731
+        with torch.no_grad():
+            in_no_grad = func.jvp(loss, (x,), (vector,))
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x.clone().requires_grad_(), vector)
+            (gradient,) = torch.autograd.grad(total(dual), dual)
+            without_transforms = forward_ad.unpack_dual(gradient).tangent
+        return {
+            "jvp": func.jvp(loss, (x,), (vector,)),
+            "jvp without gradients": in_no_grad,
+            "forward over reverse": func.jvp(func.grad(total), (x,), (vector,)),
+            "without transforms": without_transforms,
+            "forward over forward": func.jvp(lambda x: func.jvp(loss, (x,), (vector,))[1], (x,), (vector,)),
+            "reverse over forward": func.grad(lambda x: func.jvp(total, (x,), (vector,))[1])(x),
+            "hessian": func.hessian(total)(x),
+            "batch": torch.vmap(func.hessian(total))(torch.stack([x, -x])),
+        }
+
+    found, right = results(agt.cross_entropy, x, vector), results(functional.cross_entropy, x.double(), vector.double())
+    for name, value in right.items():
+        own = torch.utils._pytree.tree_map(torch.Tensor.double, found[name])
+        torch.testing.assert_close(own, value, rtol=0, atol=30 * TOLERANCES[dtype], msg=lambda t, n=name: f"{n}: {t}")
+
+
+def test_forward_mode_with_an_output_or_an_option_raises():
+    x, target, weight, _ = problem_of((3, 4), torch.float64)
+    x = x.detach()
+    for name in ("lse", "entropy", "log_prob", "prob"):
+        with pytest.raises(NotImplementedError, match=f"outputs: forward-mode derivatives of {name} are not supported"):
+            torch.func.jvp(lambda x, name=name: agt.cross_entropy(x, target, outputs=(name,)).loss, (x,), (x,))
+    with pytest.raises(NotImplementedError, match="cross_entropy: weight: the loss has no gradient for it"):
+        torch.func.jvp(lambda weight: agt.cross_entropy(x, target, weight=weight), (weight,), (weight,))
+    outputs = ("predicted", "correct", "hessian_diag")
+    for function in (
+        lambda x: agt.cross_entropy(x, target, outputs=outputs).loss,
+        lambda x: agt.cross_entropy(x, target),
+    ):
+        _, tangent = torch.func.jvp(function, (x,), (x,))
+        torch.testing.assert_close(
+            tangent, torch.func.jvp(lambda x: functional.cross_entropy(x, target), (x,), (x,))[1]
+        )
+
+
 def test_a_gradient_penalty_trains():
     x, target, _, _ = problem_of((6, 5), torch.float64)
     layer = [torch.nn.Linear(5, 4, dtype=torch.float64) for _ in range(2)]
@@ -107,6 +166,18 @@ def test_the_third_order_raises():
     (product,) = torch.autograd.grad((gradient * vector).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match=THIRD):
         product.sum().backward()
+    x, func = x.detach(), torch.func
+    for reduction in ("mean", "none"):
+        loss = lambda x, reduction=reduction: agt.cross_entropy(x, target, reduction=reduction).sum()  # noqa: E731
+        for third in (
+            func.jacfwd(func.hessian(loss)),
+            func.jacrev(func.hessian(loss)),
+            func.jacfwd(func.jacfwd(func.jacfwd(loss))),
+            func.jacrev(func.jacfwd(func.jacfwd(loss))),
+            func.jacfwd(func.jacrev(func.jacfwd(loss))),
+        ):
+            with pytest.raises(RuntimeError, match=THIRD):
+                third(x)
 
 
 def test_gradients_of_outputs_raise():
@@ -129,6 +200,10 @@ def test_the_registered_product():
     above = torch.rand(5, 9, dtype=torch.float64)
     (found,) = torch.autograd.grad(operator(*arguments[:-1], vector.requires_grad_()), vector, above)
     torch.testing.assert_close(found, operator(*arguments[:-1], above))
+    of_vector = lambda vector: operator(*arguments[:-1], vector)  # noqa: E731
+    torch.testing.assert_close(torch.func.jvp(of_vector, (vector.detach(),), (above,))[1], of_vector(above))
+    with pytest.raises(RuntimeError, match=THIRD):
+        torch.func.jvp(lambda x: operator(x, *arguments[1:]), (above,), (above,))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
