@@ -55,8 +55,8 @@ def arrays_of(case: Case) -> Arrays:
 def ascend_grad(a: Arrays) -> Call:
     if a.weight is None:
         return partial(ag.cross_entropy_hvp, a.x, a.target, a.vector, a.dim)
-    product = partial(ag.linear_cross_entropy_hvp, a.x, a.weight, a.target, a.vector)
-    return lambda: product()[0]
+    call = partial(ag.linear_cross_entropy_hvp, a.x, a.weight, a.target, a.vector)
+    return lambda: call().weight_product
 
 
 def gradient(a: Arrays) -> Call:
