@@ -176,7 +176,9 @@ cpdef object least_workspace(Call call):
     if with_statistics and not call.values[slots["return_grad"]]:
         first = second = False
     if call.sparse is not None:
-        return least_sparse_workspace(<ag_dtype>dtype_of(input), call.sizes[V], call.sizes[H], second)
+        return least_sparse_workspace(
+            <ag_dtype>dtype_of(input), call.sizes[BT], call.sizes[V], call.sizes[H], second
+        )
     return least_workspace_of_sizes(
         <ag_dtype>dtype_of(input), call.sizes[BT], call.sizes[V], call.sizes[H], with_logits, with_statistics, first, second,
         call.has_out or cnp.PyArray_ITEMSIZE(input) == 2, is_loss, 0

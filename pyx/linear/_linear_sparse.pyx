@@ -3,6 +3,7 @@
 The weight is transposed once. Rows are then computed in blocks: their logits, from the nonzeros (`sparse.h`); losses,
 outputs and P, by the phases of `cross_entropy`, which overwrite the logits; what P and the nonzeros add to the gradient of
 the weight, transposed as well. Each thread adds to a range of the features, so that the order of a sum is that of the rows.
+Sums of many rows in float32 are added to totals in float64 from time to time, as their rounding errors would add up.
 
 The product of the Hessian and a vector takes the same steps. The vector is transposed like the weight, the changes of the
 logits along it are computed like the logits, and P is the product of the Hessian with respect to the logits and the changes.
@@ -58,6 +59,8 @@ cdef enum:
     LOSS_BYTES = 3 << 20              # what the loss of a small block takes at most, in the least workspace
     FEATURES = 512                    # features that are transposed together
     BIAS_ROWS = 1 << 10               # rows whose P is added up together
+    FOLD_ROWS = 512                   # least rows whose sums in float32 are added to totals together
+    FOLD_NONZEROS = 4                 # least nonzeros of a feature, on average, among these rows
     SAMPLES = 1 << 14                 # nonzeros whose features decide how features are cut
     BINS = 1 << 10                    # ranges of features that are counted
 
@@ -117,15 +120,21 @@ cdef Py_ssize_t logits_bytes(const SparseLoss *s, Py_ssize_t rows) noexcept nogi
     return (rows * s.weight.shape[0] + VECTOR_PADDING) * s.itemsize
 
 
+cdef inline bint has_totals(ag_dtype dtype, Py_ssize_t rows, bint with_weight_grad) noexcept nogil:
+    """Return whether sums are added to totals from time to time."""
+    return with_weight_grad and dtype != AG_FLOAT64 and rows > FOLD_ROWS
+
+
 cdef Py_ssize_t least_sparse_workspace(
-    ag_dtype dtype, Py_ssize_t vocab, Py_ssize_t hidden, bint with_weight_grad
+    ag_dtype dtype, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden, bint with_weight_grad
 ) noexcept nogil:
-    """Return the least `workspace_bytes`: the transposed matrices, and a small block."""
+    """Return the least `workspace_bytes`: the transposed matrices, totals, and a small block."""
     cdef Py_ssize_t itemsize = ag_itemsize[<int>dtype], pitch = kernels_for(dtype).sparse_pitch(vocab), matrix
-    if vocab > SIZE_LIMIT // (LEAST_BLOCK * itemsize) or hidden > SIZE_LIMIT // (2 * itemsize * pitch):
+    cdef Py_ssize_t matrices = (2 if with_weight_grad else 1) + (2 if has_totals(dtype, rows, with_weight_grad) else 0)
+    if vocab > SIZE_LIMIT // (LEAST_BLOCK * itemsize) or hidden > SIZE_LIMIT // (4 * itemsize * pitch):
         return SIZE_LIMIT
     matrix = (hidden * pitch + VECTOR_PADDING) * itemsize
-    return (2 if with_weight_grad else 1) * matrix + (LEAST_BLOCK * vocab + VECTOR_PADDING) * itemsize + LOSS_BYTES
+    return matrices * matrix + (LEAST_BLOCK * vocab + VECTOR_PADDING) * itemsize + LOSS_BYTES
 
 
 cdef inline bint has_vector(const SparseLoss *s) noexcept nogil:
@@ -192,6 +201,9 @@ cdef Py_ssize_t place_sparse_workspace(SparseLoss *s, char *base) noexcept nogil
     arena.base, arena.used = base, 0
     s.transposed = arena_alloc(&arena, transposed_bytes(s))
     s.sums = arena_alloc(&arena, transposed_bytes(s)) if s.weight_grad.data != NULL else NULL
+    s.totals = NULL
+    if has_totals(s.dtype, s.rows, s.weight_grad.data != NULL):
+        s.totals = <double *>arena_alloc(&arena, s.x.features * s.pitch * sizeof(double))
     s.logits = s.p = arena_alloc(&arena, logits_bytes(s, s.block))
     s.transposed_vector = s.changes = NULL
     if has_vector(s):
@@ -231,6 +243,9 @@ cdef void prepare_sparse(SparseLoss *s, Py_ssize_t workspace_bytes, int threads)
     s.pitch = s.kernels.sparse_pitch(s.weight.shape[0])
     row_bytes = (3 if has_vector(s) else 1) * s.weight.shape[0] * s.itemsize
     row_bytes += s.nonzeros // max(<Py_ssize_t>1, s.rows) * (s.itemsize + (8 if s.x.is_wide else 4))
+    s.fold_rows = FOLD_ROWS
+    if s.nonzeros:
+        s.fold_rows = max(s.fold_rows, <Py_ssize_t>(<double>FOLD_NONZEROS * s.x.features * s.rows / s.nonzeros))
     s.block = max(<Py_ssize_t>1, BLOCK_BYTES // (LEAST_BLOCK * row_bytes)) * LEAST_BLOCK
     s.block = min(s.block, max(<Py_ssize_t>1, s.rows))
     describe_blocks(s)
@@ -268,6 +283,26 @@ cdef void transpose_matrices(const void *context, Py_ssize_t task, int thread) n
         transpose_features(s, &s.vector, first, count, s.transposed_vector)
     if s.sums != NULL:
         memset(s.sums + first * line, 0, count * line)
+    if s.totals != NULL:
+        memset(s.totals + first * s.pitch, 0, count * s.pitch * sizeof(double))
+
+
+cdef void fold_sums(const SparseLoss *s, Py_ssize_t first, Py_ssize_t end) noexcept nogil:
+    """Add the sums of some features to their totals, and set them to 0."""
+    cdef float *sums = <float *>s.sums
+    cdef Py_ssize_t k
+    for k in range(first * s.pitch, end * s.pitch):
+        s.totals[k] += sums[k]
+        sums[k] = 0
+
+
+cdef void round_totals(const SparseLoss *s, Py_ssize_t first, Py_ssize_t count) noexcept nogil:
+    """Make the sums of some features those of all rows."""
+    cdef float *sums = <float *>s.sums + first * s.pitch
+    cdef const double *totals = s.totals + first * s.pitch
+    cdef Py_ssize_t k
+    for k in range(count * s.pitch):
+        sums[k] = <float>(totals[k] + sums[k])
 
 
 cdef void write_weight_grad(const void *context, Py_ssize_t task, int thread) noexcept nogil:
@@ -280,6 +315,8 @@ cdef void write_weight_grad(const void *context, Py_ssize_t task, int thread) no
     classes.length, classes.to, classes.from_ = s.weight.shape[0], s.weight_grad.strides[0], s.itemsize
     features.length = min(<Py_ssize_t>FEATURES, s.x.features - first)
     features.to, features.from_ = s.weight_grad.strides[1], line
+    if s.totals != NULL:
+        round_totals(s, first, features.length)
     ag_copy_3d(
         _cpu.active(), s.weight_grad.data + first * s.weight_grad.strides[1], s.sums + first * line, one, classes,
         features, s.itemsize, False
@@ -316,6 +353,18 @@ cdef void compute_logits(const void *context, Py_ssize_t task, int thread) noexc
         s.kernels.sparse_logits(&s.x, &t)
 
 
+cdef void add_to_sums(const SparseLoss *s, ag_sparse_task *t) noexcept nogil:
+    """Add what the rows of a task add to its features."""
+    cdef Py_ssize_t end = t.row_end
+    while t.row < end:
+        if s.totals != NULL:
+            t.row_end = min(end, (t.row // s.fold_rows + 1) * s.fold_rows)
+        s.kernels.sparse_sums(&s.x, t)
+        if s.totals != NULL and t.row_end % s.fold_rows == 0:
+            fold_sums(s, t.feature, t.feature_end)
+        t.row = t.row_end
+
+
 cdef void add_gradients(const void *context, Py_ssize_t task, int thread) noexcept nogil:
     """Add what P of the block adds to the gradients: of a range of features, or of the bias from a range of rows."""
     cdef const SparseLoss *s = <const SparseLoss *>context
@@ -324,7 +373,7 @@ cdef void add_gradients(const void *context, Py_ssize_t task, int thread) noexce
     if task < ranges:
         t.feature, t.feature_end = s.cuts[task], s.cuts[task + 1]
         if t.feature < t.feature_end:
-            s.kernels.sparse_sums(&s.x, &t)
+            add_to_sums(s, &t)
         return
     task -= ranges
     t.row = task * BIAS_ROWS

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse
+import scipy.special
 from faults import outcome
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +50,42 @@ def assert_same(results: Any, right: Any) -> None:
             assert result is None
         else:
             assert_identical(np.asarray(result), np.asarray(expected))
+
+
+# ---- accuracy --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("features", [3, 2000])
+def test_sums_of_many_rows(features, cpu_engines):
+    """Errors of float32 gradients do not grow with the rows."""
+    random, rows, classes = generator("many rows", features), 60_000, 4
+    x = scipy.sparse.random_array((rows, features), density=3 / features, format="csr", rng=random)
+    x = scipy.sparse.csr_array(scipy.sparse.hstack([np.ones((rows, 1)), x]), dtype=np.float32)
+    weight = random.standard_normal((classes, features + 1)).astype(np.float32)
+    target = random.integers(0, classes, rows)
+    p = scipy.special.softmax(x.astype(np.float64) @ weight.T.astype(np.float64), axis=1)
+    p[np.arange(rows), target] -= 1
+    bound = 32 * np.finfo(np.float32).eps * (abs(x).T @ np.abs(p)).T + 1e-30
+    for _ in cpu_engines():
+        result = ag.linear_cross_entropy(x, weight, target, reduction="sum", backend="cpu")
+        assert (np.abs(result.weight_grad - (x.T @ p).T) <= bound).all()
+        again = ag.linear_cross_entropy(
+            x, weight, target, reduction="sum", backend="cpu", num_threads=3, workspace_bytes=4 << 20
+        )
+        assert_identical(again.weight_grad, result.weight_grad)
+
+
+def test_logits_of_long_rows(cpu_engines):
+    x = scipy.sparse.csr_array(np.full((2, 100_001), 0.1, np.float32))
+    weight = np.full((3, 100_001), 0.1, np.float32)
+    right = x.astype(np.float64) @ weight.T.astype(np.float64)
+    for _ in cpu_engines():
+        lse = ag.linear_cross_entropy(x, weight, [0, 1], outputs=("lse",), return_grad=False, backend="cpu").lse
+        np.testing.assert_allclose(lse, scipy.special.logsumexp(right, axis=1), rtol=64 * np.finfo(np.float32).eps)
+    x.data[7] = np.inf
+    assert (
+        ag.linear_cross_entropy(x, weight, [0, 1], outputs=("lse",), return_grad=False).lse == [np.inf, lse[1]]
+    ).all()
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------

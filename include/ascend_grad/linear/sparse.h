@@ -4,7 +4,10 @@
  * by side. Few classes take narrower vectors than V, so that features take less of the caches.
  */
 
-enum { K(SPARSE_VECTORS) = 4 }; /* most vectors of classes that are in registers together */
+enum {
+    K(SPARSE_VECTORS) = 4,  /* most vectors of classes that are in registers together */
+    K(SPARSE_CHAIN) = 512,  /* most nonzeros of a row whose products are added up without compensation */
+};
 
 /* Return the accumulators from feature to feature: a power of two, or a multiple of the vector. */
 static ptrdiff_t K(sparse_pitch)(ptrdiff_t classes)

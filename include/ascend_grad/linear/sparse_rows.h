@@ -13,7 +13,16 @@ AG_INLINE T T_NAME(load)(const acc_t *p)
     return v;
 }
 
-/* Write the logits of rows. Nonzeros with even and with odd places in a row have a sum each. */
+/* Add x to sums, and the rounding errors of the additions to `rest`. */
+AG_INLINE void T_NAME(add)(T *total, T *rest, T x)
+{
+    const T sum = *total + x, part = sum - *total;
+    *rest += (*total - (sum - part)) + (x - part);
+    *total = sum;
+}
+
+/* Write the logits of rows. Nonzeros with even and with odd places in a row have a sum each. Of long rows, the sums of parts
+ * are added with compensation. */
 AG_INLINE void T_NAME(logits)(const ag_sparse_rows *x, const ag_sparse_task *t, int is_wide, ptrdiff_t first, int count)
 {
     const acc_t *weight = (const acc_t *)t->weight + first, *values = (const acc_t *)x->values;
@@ -22,22 +31,32 @@ AG_INLINE void T_NAME(logits)(const ag_sparse_rows *x, const ag_sparse_task *t, 
     for (ptrdiff_t i = t->row; i < t->row_end; i++) {
         const int64_t end = x->starts[i + 1];
         acc_t *to = (acc_t *)t->p + (i - t->first_row) * t->classes + first;
-        T even[K(SPARSE_VECTORS)], odd[K(SPARSE_VECTORS)];
+        T even[K(SPARSE_VECTORS)], odd[K(SPARSE_VECTORS)], total[K(SPARSE_VECTORS)], rest[K(SPARSE_VECTORS)];
         int64_t k = x->starts[i];
-        for (int v = 0; v < count; v++) even[v] = odd[v] = (T){0};
-        for (; k + 1 < end; k += 2) {
-            const acc_t *w = weight + K(sparse_feature)(indices, is_wide, k) * pitch;
-            const acc_t *u = weight + K(sparse_feature)(indices, is_wide, k + 1) * pitch;
-            const T a = values[k] - (T){0}, b = values[k + 1] - (T){0};
-            for (int v = 0; v < count; v++) {
-                even[v] = T_FMA(a, T_NAME(load)(w + v * T_LANES), even[v]);
-                odd[v] = T_FMA(b, T_NAME(load)(u + v * T_LANES), odd[v]);
+        const int is_long = end - k > K(SPARSE_CHAIN);
+        for (int v = 0; v < count; v++) total[v] = rest[v] = (T){0};
+        do {
+            const int64_t part_end = end - k > K(SPARSE_CHAIN) ? k + K(SPARSE_CHAIN) : end;
+            for (int v = 0; v < count; v++) even[v] = odd[v] = (T){0};
+            for (; k + 1 < part_end; k += 2) {
+                const acc_t *w = weight + K(sparse_feature)(indices, is_wide, k) * pitch;
+                const acc_t *u = weight + K(sparse_feature)(indices, is_wide, k + 1) * pitch;
+                const T a = values[k] - (T){0}, b = values[k + 1] - (T){0};
+                for (int v = 0; v < count; v++) {
+                    even[v] = T_FMA(a, T_NAME(load)(w + v * T_LANES), even[v]);
+                    odd[v] = T_FMA(b, T_NAME(load)(u + v * T_LANES), odd[v]);
+                }
             }
-        }
-        if (k < end) {
-            const acc_t *w = weight + K(sparse_feature)(indices, is_wide, k) * pitch;
-            const T a = values[k] - (T){0};
-            for (int v = 0; v < count; v++) even[v] = T_FMA(a, T_NAME(load)(w + v * T_LANES), even[v]);
+            if (k < part_end) {
+                const acc_t *w = weight + K(sparse_feature)(indices, is_wide, k++) * pitch;
+                const T a = values[k - 1] - (T){0};
+                for (int v = 0; v < count; v++) even[v] = T_FMA(a, T_NAME(load)(w + v * T_LANES), even[v]);
+            }
+            for (int v = 0; v < count && is_long; v++) T_NAME(add)(&total[v], &rest[v], even[v] + odd[v]);
+        } while (k < end);
+        for (int v = 0; v < count && is_long; v++) {
+            even[v] = total[v];
+            for (ptrdiff_t l = 0; l < T_LANES; l++) odd[v][l] = total[v][l] - total[v][l] == 0 ? rest[v][l] : 0;
         }
         for (int v = 0; v < count; v++) {
             const ptrdiff_t left = t->classes - first - v * T_LANES;
