@@ -408,11 +408,11 @@ def broken() -> Iterator[tuple[str, Any, str]]:
                 yield (
                     f"column {column} at {place}",
                     changed("indices", indices),
-                    "an index of a column is not in [0, 30)",
+                    "with a column index outside [0, 30)",
                 )
     starts = x.indptr.copy()
     starts[5] = starts[6] + 1
-    message = "indptr does not begin with 0, descends, or ends beyond the elements"
+    message = "whose indptr does not begin with 0, decreases, or exceeds the number of elements"
     yield "descending starts", changed("indptr", starts), message
     yield "a negative start", changed("indptr", np.append(-1, x.indptr[1:])), message
     yield "a later start", changed("indptr", np.append(1, x.indptr[1:])), message
@@ -420,8 +420,8 @@ def broken() -> Iterator[tuple[str, Any, str]]:
     yield "fewer elements", changed("data", x.data[:-1]), message
     yield "fewer columns", changed("indices", x.indices[:-1]), message
     yield "fewer starts", changed("indptr", x.indptr[:-1]), "expected 41 elements of indptr, got 40"
-    yield "a matrix of data", changed("data", x.data[None]), "whose data, indices and indptr are vectors"
-    yield "floating columns", changed("indices", x.indices * 1.0), "whose data, indices and indptr are vectors"
+    yield "a matrix of data", changed("data", x.data[None]), "with vectors as data, indices and indptr"
+    yield "floating columns", changed("indices", x.indices * 1.0), "with vectors as data, indices and indptr"
 
 
 @pytest.mark.parametrize(("what", "x", "message"), list(broken()), ids=[each[0] for each in broken()])
@@ -444,7 +444,7 @@ def test_a_wrong_structure_is_an_error_without_rows_or_classes(function):
         of_product = {} if function == LOSS else {"vector": weight}
         for backend in ("cpu", "reference"):
             error = outcome(getattr(ag, function), x, weight, ids, **of_product, backend=backend)
-            assert "input: expected a valid sparse array, but indptr" in str(error)
+            assert "input: expected a valid sparse array, got one whose indptr" in str(error)
 
 
 @pytest.mark.parametrize("kind", ["csc", "coo", "lil", "bsr", "dok", "dia"])
