@@ -177,7 +177,7 @@ cpdef object least_workspace(Call call):
         first = second = False
     if call.sparse is not None:
         return least_sparse_workspace(
-            <ag_dtype>dtype_of(input), call.sizes[BT], call.sizes[V], call.sizes[H], second
+            <ag_dtype>dtype_of(input), call.sizes[BT], call.sizes[V], call.sizes[H], call.sparse.nonzeros, second
         )
     return least_workspace_of_sizes(
         <ag_dtype>dtype_of(input), call.sizes[BT], call.sizes[V], call.sizes[H], with_logits, with_statistics, first, second,

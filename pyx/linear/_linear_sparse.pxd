@@ -30,7 +30,7 @@ ctypedef struct SparseLoss:
     int threads
     Py_ssize_t pitch                  # accumulators from feature to feature of transposed matrices
     Py_ssize_t block                  # rows whose logits are computed together
-    Py_ssize_t fold_rows              # rows after which sums are added to totals
+    Py_ssize_t fold_rows              # rows after which sums are added to totals, or 0: there are none
     Py_ssize_t[2] shape               # of the logits of a block, and their strides
     Py_ssize_t[2] strides
     CrossEntropy loss                 # of the rows of a block
@@ -61,7 +61,7 @@ ctypedef struct SparseLoss:
 cdef bint fits_memory(const SparseLoss *s) noexcept nogil
 cdef bint are_starts_valid(const SparseLoss *s) noexcept nogil
 cdef Py_ssize_t least_sparse_workspace(
-    ag_dtype dtype, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden, bint with_weight_grad
+    ag_dtype dtype, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden, Py_ssize_t nonzeros, bint with_weight_grad
 ) noexcept nogil
 cdef int choose_sparse_threads(SparseLoss *s, int asked) noexcept nogil
 cdef int expected_sparse_threads(const SparseLoss *s, int asked) noexcept nogil

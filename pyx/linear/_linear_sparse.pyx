@@ -120,17 +120,22 @@ cdef Py_ssize_t logits_bytes(const SparseLoss *s, Py_ssize_t rows) noexcept nogi
     return (rows * s.weight.shape[0] + VECTOR_PADDING) * s.itemsize
 
 
-cdef inline bint has_totals(ag_dtype dtype, Py_ssize_t rows, bint with_weight_grad) noexcept nogil:
-    """Return whether sums are added to totals from time to time."""
-    return with_weight_grad and dtype != AG_FLOAT64 and rows > FOLD_ROWS
+cdef Py_ssize_t fold_rows(
+    ag_dtype dtype, Py_ssize_t rows, Py_ssize_t hidden, Py_ssize_t nonzeros, bint with_weight_grad
+) noexcept nogil:
+    """Return the rows after which sums are added to totals, or 0 if there are no totals."""
+    cdef double least = max(<double>FOLD_ROWS, <double>FOLD_NONZEROS * hidden * rows / max(nonzeros, <Py_ssize_t>1))
+    return <Py_ssize_t>least if with_weight_grad and dtype != AG_FLOAT64 and least < rows else 0
 
 
 cdef Py_ssize_t least_sparse_workspace(
-    ag_dtype dtype, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden, bint with_weight_grad
+    ag_dtype dtype, Py_ssize_t rows, Py_ssize_t vocab, Py_ssize_t hidden, Py_ssize_t nonzeros, bint with_weight_grad
 ) noexcept nogil:
     """Return the least `workspace_bytes`: the transposed matrices, totals, and a small block."""
     cdef Py_ssize_t itemsize = ag_itemsize[<int>dtype], pitch = kernels_for(dtype).sparse_pitch(vocab), matrix
-    cdef Py_ssize_t matrices = (2 if with_weight_grad else 1) + (2 if has_totals(dtype, rows, with_weight_grad) else 0)
+    cdef Py_ssize_t matrices = 2 if with_weight_grad else 1
+    if fold_rows(dtype, rows, hidden, nonzeros, with_weight_grad):
+        matrices += 2
     if vocab > SIZE_LIMIT // (LEAST_BLOCK * itemsize) or hidden > SIZE_LIMIT // (4 * itemsize * pitch):
         return SIZE_LIMIT
     matrix = (hidden * pitch + VECTOR_PADDING) * itemsize
@@ -202,7 +207,7 @@ cdef Py_ssize_t place_sparse_workspace(SparseLoss *s, char *base) noexcept nogil
     s.transposed = arena_alloc(&arena, transposed_bytes(s))
     s.sums = arena_alloc(&arena, transposed_bytes(s)) if s.weight_grad.data != NULL else NULL
     s.totals = NULL
-    if has_totals(s.dtype, s.rows, s.weight_grad.data != NULL):
+    if s.fold_rows:
         s.totals = <double *>arena_alloc(&arena, s.x.features * s.pitch * sizeof(double))
     s.logits = s.p = arena_alloc(&arena, logits_bytes(s, s.block))
     s.transposed_vector = s.changes = NULL
@@ -243,9 +248,7 @@ cdef void prepare_sparse(SparseLoss *s, Py_ssize_t workspace_bytes, int threads)
     s.pitch = s.kernels.sparse_pitch(s.weight.shape[0])
     row_bytes = (3 if has_vector(s) else 1) * s.weight.shape[0] * s.itemsize
     row_bytes += s.nonzeros // max(<Py_ssize_t>1, s.rows) * (s.itemsize + (8 if s.x.is_wide else 4))
-    s.fold_rows = FOLD_ROWS
-    if s.nonzeros:
-        s.fold_rows = max(s.fold_rows, <Py_ssize_t>(<double>FOLD_NONZEROS * s.x.features * s.rows / s.nonzeros))
+    s.fold_rows = fold_rows(s.dtype, s.rows, s.x.features, s.nonzeros, s.weight_grad.data != NULL)
     s.block = max(<Py_ssize_t>1, BLOCK_BYTES // (LEAST_BLOCK * row_bytes)) * LEAST_BLOCK
     s.block = min(s.block, max(<Py_ssize_t>1, s.rows))
     describe_blocks(s)
