@@ -228,7 +228,7 @@ def _statistics(draw: Draw, sample: Sample) -> Iterator[Fault]:
         yield Fault("statistics", "entropy", "None", constant(None), NULL, "entropy")
     if _is_dense(sample):
         of_rows = np.ones(_rows_of(sample))
-        yield Fault("statistics", "grad_log_prob", "of no target", constant(of_rows), INVALID, "grad_log_prob")
+        yield Fault("grad_log_prob", "grad_log_prob", "of no target", constant(of_rows), INVALID, "grad_log_prob")
 
 
 def _upstream(draw: Draw, sample: Sample) -> Iterator[Fault]:
