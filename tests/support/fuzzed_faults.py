@@ -234,7 +234,8 @@ def faults_of_libraries(draw: Draw, sample: Sample) -> Iterator[Fault]:
     """Replace one array by an array of a library other than the first array's."""
     names = list(sample.arrays)
     name = draw.choice(names[2 if sample.sparse is not None else 1 :])  # a sparse array has no library
-    if name not in MIXES and not (sample.is_of_logits and name == "grad_loss"):
+    # Only `linear_cross_entropy` and its backward compare the library of `grad_loss`.
+    if name not in MIXES and (name != "grad_loss" or sample.operator in (WHOLE, f"{WHOLE}_backward")):
         yield Fault("library", name, "of NumPy", lambda x: x.view(Noted), TYPE, name)
         if sample.library.owns is not Own:
             yield Fault("library", name, "of a third library", lambda x: Own(np.array(x)), TYPE, name)
