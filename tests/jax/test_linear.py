@@ -317,7 +317,7 @@ def test_bad_arguments():
 
 def test_traced_settings():
     arrays, settings, _ = problem_of("no option", "float32")
-    with pytest.raises(ag.ParamTypeError, match=r"linear_cross_entropy: softcap: expected a value that is known when"):
+    with pytest.raises(ag.ParamTypeError, match=r"linear_cross_entropy: softcap: expected a value known when"):
         jax.jit(lambda cap: agj.linear_cross_entropy(**arrays, **settings, softcap=cap))(2.0)
 
 

@@ -247,7 +247,7 @@ def test_bad_arguments():
 @pytest.mark.parametrize("name", ["k", "softcap"])
 def test_traced_settings(name):
     x = jnp.eye(3)
-    with pytest.raises(ag.ParamTypeError, match=f"linear_top_k: {name}: expected a value that is known when"):
+    with pytest.raises(ag.ParamTypeError, match=f"linear_top_k: {name}: expected a value known when"):
         jax.jit(lambda each: agj.linear_top_k(x, x, **{"k": 2, name: each}))(2)
 
 
