@@ -279,4 +279,4 @@ def test_without_torch_the_command_says_so(monkeypatch, capsys):
 def test_an_older_torch_is_told(monkeypatch, capsys):
     monkeypatch.delattr(torch.nn.functional, "linear_cross_entropy")
     assert main(["bench", "torch"]) == 2
-    assert "a loss of PyTorch 2.13 or newer" in capsys.readouterr().err
+    assert "bench torch needs PyTorch 2.13 or newer" in capsys.readouterr().err
