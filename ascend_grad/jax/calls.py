@@ -139,8 +139,8 @@ def _differentiate(
     return list(found.values()), [of_results.of(name) for name in names]
 
 
-class _Tangents:
-    """Compute tangents of results of the loss of logits from tangents of the input and of the upstream gradient."""
+class _TangentsOfResults:
+    """Compute tangents of results of a loss from tangents of its arrays, of which those that are 0 are absent."""
 
     def __init__(
         self,
@@ -149,10 +149,18 @@ class _Tangents:
         found: dict[str, jax.Array],
         tangents: dict[str, jax.Array],
     ):
-        self._settings, self._arrays, self._found = settings, arrays, found
-        #: The tangent of the input, None if it is 0, as is that of the upstream gradient.
-        self._vector: Any = tangents.get("input")
+        self._settings, self._arrays, self._found, self._tangents = settings, arrays, found, tangents
+        #: The tangent of the upstream gradient, or None.
         self._of_upstream = tangents.get("grad_loss")
+
+
+class _Tangents(_TangentsOfResults):
+    """Compute tangents of results of the loss of logits from tangents of the input and of the upstream gradient."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        #: The tangent of the input, or None.
+        self._vector: Any = self._tangents.get("input")
 
     def of(self, name: str) -> Any:
         """Return the tangent of a result, in its dtype."""
@@ -234,22 +242,15 @@ def slope_of_logits(settings: Settings, arrays: dict[str, jax.Array]) -> jax.Arr
     return slope
 
 
-class _LayerTangents:
+class _LayerTangents(_TangentsOfResults):
     """Compute tangents of results of a layer's loss from tangents of the layer and of the upstream gradient."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        arrays: dict[str, jax.Array],
-        found: dict[str, jax.Array],
-        tangents: dict[str, jax.Array],
-    ):
-        self._settings, self._arrays, self._found = settings, arrays, found
-        self._dtype = accumulator(arrays["input"])
-        #: The tangents of the arrays of the layer, without those that are 0.
-        self._vectors = {name: tangents[name] for name in LAYER if name in tangents}
-        self._of_upstream = tangents.get("grad_loss")
-        self._wanted = [name for name in LAYER if f"{name}_grad" in found]
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self._dtype = accumulator(self._arrays["input"])
+        #: The tangents of the arrays of the layer.
+        self._vectors = {name: self._tangents[name] for name in LAYER if name in self._tangents}
+        self._wanted = [name for name in LAYER if f"{name}_grad" in self._found]
         self._of_gradients = self._tangents_of_gradients() if self._wanted else {}
 
     def of(self, name: str) -> Any:

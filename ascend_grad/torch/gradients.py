@@ -48,7 +48,19 @@ def moving_arguments(
     return moving
 
 
-class _Gradients(Function):
+class _SecondOrderRaises:
+    """Rules of a function of autograd whose context has the name of the operator: differentiating it raises."""
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise second_order_error(ctx.operator)
+
+    @staticmethod
+    def jvp(ctx, *_):
+        raise second_order_error(ctx.operator)
+
+
+class _Gradients(_SecondOrderRaises, Function):
     """Return gradients that depend on further tensors. Differentiating them raises."""
 
     generate_vmap_rule = True
@@ -60,14 +72,6 @@ class _Gradients(Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         ctx.operator = inputs[0]
-
-    @staticmethod
-    def backward(ctx, *_):
-        raise second_order_error(ctx.operator)
-
-    @staticmethod
-    def jvp(ctx, *_):
-        raise second_order_error(ctx.operator)
 
 
 def without_second_order(
@@ -96,7 +100,7 @@ register(
 )
 
 
-class _Zero(Function):
+class _Zero(_SecondOrderRaises, Function):
     """Return zeros of the shape of the first tensor, which depend on the others. Differentiating them raises."""
 
     @staticmethod
@@ -108,14 +112,6 @@ class _Zero(Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         ctx.operator = inputs[-1]
-
-    @staticmethod
-    def backward(ctx, *_):
-        raise second_order_error(ctx.operator)
-
-    @staticmethod
-    def jvp(ctx, *_):
-        raise second_order_error(ctx.operator)
 
 
 register_gradient(_ZERO, _Zero)
@@ -139,9 +135,9 @@ def without_third_order(
 def complete_tangents(
     outputs: Sequence[torch.Tensor], tangents: Mapping[int, torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
-    """Return the tangents of all outputs of a function, from those of some outputs by number. Others are 0.
+    """Return the tangents of all outputs of a function, from the tangents of some outputs by number.
 
-    torch takes None as the tangent of integers only.
+    The other tangents are 0. torch takes None as the tangent of integers only.
     """
     return [
         (torch.zeros_like(each) if tangents.get(i) is None else tangents[i]) if each.is_floating_point() else None

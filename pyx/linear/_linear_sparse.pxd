@@ -8,7 +8,7 @@ from ascend_grad._views cimport View
 
 ctypedef struct SparseLoss:
     # The loss of a linear layer whose input is sparse, with its gradients; with a vector, the product of its Hessian with
-    # respect to weight and bias and the vector, in the place of the gradients. The caller fills in the first fields.
+    # respect to weight and bias and the vector, instead of the gradients. The caller fills in the first fields.
     ag_sparse_rows x
     Py_ssize_t rows
     Py_ssize_t nonzeros

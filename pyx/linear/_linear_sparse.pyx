@@ -300,7 +300,7 @@ cdef void fold_sums(const SparseLoss *s, Py_ssize_t first, Py_ssize_t end) noexc
 
 
 cdef void round_totals(const SparseLoss *s, Py_ssize_t first, Py_ssize_t count) noexcept nogil:
-    """Make the sums of some features those of all rows."""
+    """Add the totals of some features to their sums, which then are sums over all rows."""
     cdef float *sums = <float *>s.sums + first * s.pitch
     cdef const double *totals = s.totals + first * s.pitch
     cdef Py_ssize_t k

@@ -7,7 +7,7 @@ from ascend_grad._memory cimport advise_huge_pages
 from ascend_grad._views cimport is_addressable
 
 cdef const char *SIGNATURE = b"ascend_grad: the arguments, results or attributes match no operator"
-cdef const char *SHAPES = b"ascend_grad: shapes or dtypes do not match, or there are more than 8 dimensions, those of vmap included"
+cdef const char *SHAPES = b"ascend_grad: shapes or dtypes do not match, or arrays have more than 8 dimensions, counting the dimensions of vmap"
 cdef const char *MEMORY = b"ascend_grad: out of memory"
 
 

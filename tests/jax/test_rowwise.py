@@ -228,7 +228,7 @@ def test_more_dimensions_than_there_may_be():
     error = outcome(agj.softmax, x)
     assert type(error) is INVALID
     assert "input: expected rank 0 to 8, got rank 9" in str(error)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="more than 8 dimensions with vmap's"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="more than 8 dimensions, counting the dimensions of vmap"):
         jax.vmap(agj.softmax)(x)
 
 

@@ -231,7 +231,7 @@ VECTORS = {"weight": "vector", "bias": "vector_bias", "input": "vector_input"}
 
 
 def vectors_of(arguments: dict[str, Any]) -> dict[str, str]:
-    """Return those of `VECTORS` that a call has."""
+    """Return the names in `VECTORS` that a call has."""
     return {name: along for name, along in VECTORS.items() if arguments.get(along) is not None}
 
 

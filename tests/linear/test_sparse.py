@@ -500,7 +500,7 @@ def test_the_npu_takes_no_sparse_arrays(device):
 @pytest.mark.parametrize("what", ["rows", "columns", "classes"])
 @pytest.mark.parametrize("function", [LOSS, BACKWARD, PRODUCT])
 def test_sizes_that_fit_no_memory(function, what):
-    """Arrays whose elements repeat have any size. The sizes of buffers overflow nothing, and no loop takes for ever."""
+    """Broadcast arrays have any size. No size of a buffer overflows, and every loop ends soon."""
     x, w, target = scipy.sparse.csr_array((2, 3), dtype=np.float32), np.ones((4, 3), np.float32), np.zeros(2, np.int8)
     if what == "rows":
         x = scipy.sparse.csr_array((0, 0), dtype=np.float32)

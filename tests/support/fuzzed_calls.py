@@ -120,7 +120,7 @@ class Sample:
 
     @property
     def is_of_logits(self) -> bool:
-        """Return whether the call is a loss of logits. Other losses are those of a linear layer."""
+        """Return whether the call is a loss of logits. The other losses are losses of a linear layer."""
         return self.operator in fuzzed_losses.OF_LOGITS
 
     @property

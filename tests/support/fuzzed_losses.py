@@ -29,7 +29,7 @@ SPARSE = (
     {"sparse_loss": WHOLE, "sparse_gradient": BACKWARD, "sparse_hvp": LAYER_HVP} if fuzzed_sparse.IS_AVAILABLE else {}
 )
 OPERATOR_OF |= SPARSE
-#: The operators of logits. The others are those of a linear layer.
+#: The operators of logits. The other operators compute losses of a linear layer.
 OF_LOGITS = (ROWS, ROWS_HVP)
 
 OUTPUTS = ("lse", "log_prob", "entropy", "predicted", "correct")

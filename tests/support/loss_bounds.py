@@ -185,7 +185,7 @@ def _product(first: Expected, second: Expected) -> Expected:
 
 
 def hessian_diagonal(p: Precision, rows: Statistics, terms: LossTerms, grad_loss, grad_square) -> Expected:
-    """Return the diagonal of the Hessian with respect to the logits. Arguments are those of `gradient_of_logits`."""
+    """Return the diagonal of the Hessian with respect to the logits. The arguments are as in `gradient_of_logits`."""
     a, second = _curvature(p, rows, terms, grad_loss, grad_square)
     prob, constant = rows.prob, p.constant(rows.prob.values.shape[-1])
     parts = _product(a, _product(prob, Expected(1 - prob.values, prob.bound))), _product(second, _product(prob, prob))
@@ -198,7 +198,7 @@ def hessian_product(
 ) -> Expected:
     """Return the product of the Hessian with respect to the logits and a vector of shape (rows, V).
 
-    The other arguments are those of `gradient_of_logits`.
+    The other arguments are as in `gradient_of_logits`.
     """
     a, second = _curvature(p, rows, terms, grad_loss, grad_square)
     prob, constant = rows.prob, p.constant(rows.prob.values.shape[-1])

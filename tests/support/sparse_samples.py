@@ -81,7 +81,7 @@ def structures(draw, *, most_rows: int = 9, most_columns: int = 7) -> Any:
 
 
 def dense_copy(x: Any) -> np.ndarray:
-    """Return the elements as a dense array of float64; those of one place are added up."""
+    """Return the elements as a dense array of float64. Elements at the same place are added up."""
     result = np.zeros(x.shape)
     for row, (begin, end) in enumerate(zip(x.indptr[:-1], x.indptr[1:])):
         for place in range(begin, end):
