@@ -231,8 +231,8 @@ cdef Plan choose_plan(const Problem *p, ag_dtype tile_dtype, const ag_row_kernel
             if is_at_once and (CANDIDATES[i].layout != layout or CANDIDATES[i].is_split):
                 continue
             if (turn or _forced < 0 or i == _forced) and fits(p, &CANDIDATES[i], kernels):
-                plan = new_plan(p, tile_dtype, kernels, threads, CANDIDATES[i].layout)
-                plan.is_split, plan.is_boxed = CANDIDATES[i].is_split, CANDIDATES[i].is_boxed
+                plan = new_plan(p, tile_dtype, kernels, threads, CANDIDATES[i].layout, CANDIDATES[i].is_boxed)
+                plan.is_split = CANDIDATES[i].is_split
                 consider(&best, p, &plan)
         if best.exists:
             break

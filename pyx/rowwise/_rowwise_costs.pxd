@@ -18,6 +18,7 @@ cdef enum:
     TURNED                            # elements copied one by one between operands and tiles of another order
     CONVERTED                         # elements converted to or from the dtype of the tile
     TASKS
+    COPIES                            # copies of tiles
     PHASES                            # starts of phases for a team
     TERMS
 

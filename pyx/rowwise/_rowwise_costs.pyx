@@ -45,6 +45,7 @@ NANOSECONDS[TRANSPOSED] = 0.28
 NANOSECONDS[TURNED] = 1.5
 NANOSECONDS[CONVERTED] = 0.1
 NANOSECONDS[TASKS] = 60
+NANOSECONDS[COPIES] = 90
 NANOSECONDS[PHASES] = 2000
 
 ctypedef struct Kernel:
@@ -73,6 +74,7 @@ set_kernel(&FORWARD[3], 1.5, 7, 0.75, 0.9)
 
 cdef enum:
     SHORT_LOOP = 8                    # least length of the inner loop of a copy, if it has a longer dimension
+    PAGE = 4096                       # bytes of a page, at whose end prefetching ends
     MAX_SHORT_COLUMNS = 16            # most elements of adjacent rows whose copy into columns stays within few lines
     CACHED_EXPONENTIALS = 16 << 10    # most bytes of a row whose exponentials are computed once
 
@@ -80,10 +82,12 @@ cdef enum:
 cdef double COMPUTED_TWICE = 1.5
 # Nanoseconds that the buffers of column kernels take for a block of columns that is no strip.
 cdef double SCRATCH = 150
-# Nanoseconds that a call of a kernel takes for rows in place.
+# Nanoseconds that a call of a kernel takes for rows in place, and those of a cross-entropy.
 cdef double CALL = 25
-# Nanoseconds that a cross-entropy takes for a row beside its elements: 4 to 20 were measured.
-cdef double LOSS_ROW = 8
+cdef double LOSS_CALL = 120
+# Nanoseconds that a cross-entropy takes for a row, or a column, beside its elements.
+cdef double LOSS_ROW = 14
+cdef double LOSS_COLUMN = 3
 
 # ---- operands in memory ----------------------------------------------------------------------------------------------
 
@@ -180,11 +184,27 @@ cdef double kernel_time(const Problem *p, const Plan *plan) noexcept nogil:
         if is_dense and p.n <= NARROW_ROW and not plan.is_split:
             time = min(time, kernel.short_element * slower * p.n * p.rows)
         if plan.layout == ROWS and not is_dense:  # a call of the kernel computes rows along one axis
-            time += p.rows * kernel.row + CALL * p.rows / p.shape[p.axes - 1]
-    return time + (p.rows * LOSS_ROW if is_loss(p.op) else 0)
+            time += p.rows * kernel.row + (LOSS_CALL if is_loss(p.op) else CALL) * p.rows / p.shape[p.axes - 1]
+    if is_loss(p.op):
+        time += p.rows * (LOSS_COLUMN if plan.by_columns else LOSS_ROW)
+    return time
 
 
 # ---- copies ----------------------------------------------------------------------------------------------------------
+
+cdef double copies_of_box(const Plan *plan, const Problem *p) noexcept nogil:
+    """Return how many copies an operand of a box takes, as a copy has two axes of the rows."""
+    cdef Py_ssize_t longest = 1, next = 1, rows = 1, length
+    cdef int axis
+    for axis in range(p.axes):
+        length = plan.box[axis]
+        rows *= length
+        if length > longest:
+            longest, next = length, longest
+        else:
+            next = max(next, length)
+    return 1 + rows / <double>(longest * next)
+
 
 cdef void count_copies(
     const Problem *p, const Plan *plan, int which, double elements, Py_ssize_t rows, Py_ssize_t length, double *counts
@@ -202,7 +222,10 @@ cdef void count_copies(
             stride = magnitude(operand.strides[axis])
             if plan.box[axis] > 1 and stride and (row_count == 1 or across == 0 or stride < across):
                 across, row_count, is_last = stride, plan.box[axis], False
-    cdef bint by_rows = row_count > 1 and (across < along or length == 1)   # the smallest stride leads to the next row
+            elif across and stride == across * row_count:
+                row_count *= plan.box[axis]
+    # The inner loop leads to the next row if that is the smaller stride; loops over equal elements go where the tile does.
+    cdef bint by_rows = row_count > 1 and (length == 1 or (across < along if across and along else plan.by_columns))
     cdef Py_ssize_t run = row_count if by_rows else length
     stride = across if by_rows else along
     if plan.by_columns and 3 <= length <= MAX_SHORT_COLUMNS and along == operand.itemsize and across == length * along:
@@ -216,6 +239,10 @@ cdef void count_copies(
     if (by_rows != plan.by_columns and row_count > 1 and length > 1) or (plan.by_columns and not is_last):
         if stride == operand.itemsize and min(row_count, length) >= 4 and not operand.swapped:
             counts[TRANSPOSED] += elements * operand.itemsize / 4
+            if (along if by_rows else across) >= PAGE:  # every cache line of a transposed block is in another page
+                counts[JUMPS] += elements * operand.itemsize / 64
+        elif not plan.by_columns and length * plan.tile_itemsize <= 64:
+            counts[STRIDED] += elements  # the lines of a tile's rows stay in L1
         else:
             counts[TURNED] += elements
     elif stride <= 2 * operand.itemsize and not operand.swapped:
@@ -233,13 +260,13 @@ cdef void count_copies(
 cdef void count_terms(const Problem *p, const Memory *memory, const Plan *plan, double *counts) noexcept nogil:
     """Count the terms of a plan."""
     cdef Py_ssize_t rows = plan.block_size, length = plan.split_size if plan.is_split else p.n
-    cdef double tiles = <double>plan.blocks * plan.splits, elements = <double>p.rows * p.n, tile_bytes = 0
+    cdef double tiles = <double>plan.blocks * plan.splits, elements = <double>p.rows * p.n, tile_bytes = 0, share, copies = 1
     cdef int phases = (3 if is_forward(p.op) else 2) if plan.is_split else 1
     cdef int passes = 3 if is_forward(p.op) else 2, times, i, level = memory.level
     cdef Extent[OPERANDS] extents
     cdef const Py_ssize_t *box = NULL
     if plan.is_boxed:
-        box = &plan.box[0]
+        box, copies = &plan.box[0], copies_of_box(plan, p)
     for i in range(TERMS):
         counts[i] = 0
     for i in range(OPERANDS):
@@ -267,9 +294,13 @@ cdef void count_terms(const Problem *p, const Memory *memory, const Plan *plan, 
         if level != LINES_L2:
             counts[JUMPS] += extents[i].runs * tiles * times
         if plan.gathers and not plan.direct[i]:
-            count_copies(p, plan, i, elements * (1 if i == OUT else times), rows, length, counts)
+            counts[COPIES] += tiles * times * copies
+            share = 1.0 / length if plan.constant[i] else 1.0
+            count_copies(
+                p, plan, i, elements * share * (1 if i == OUT else times), rows, 1 if plan.constant[i] else length, counts
+            )
             if i != MASK and p.operands[i].dtype != plan.tile_dtype:
-                counts[CONVERTED] += elements
+                counts[CONVERTED] += elements * share
     if plan.gathers:
         tile_bytes = plan.tiles_size * (plan.wave * plan.splits if plan.caches_inputs else 1.0)
         if tile_bytes > _cpu.cache_size(1) / 2:

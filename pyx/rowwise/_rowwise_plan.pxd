@@ -78,6 +78,7 @@ ctypedef struct Plan:
     Py_ssize_t segments               # number of segments of a row
     Axes[OPERANDS] axes               # of each operand, if the plan gathers
     bint[OPERANDS] direct             # operands that kernels read or write in place although others are gathered
+    bint[OPERANDS] constant           # gathered operands of equal columns, of whose elements tiles have the first
     ag_dtype tile_dtype               # dtype of gathered tiles, see choose_tile_dtype
     int tile_itemsize
     # Offsets, in a thread's tiles, of the second input, the mask, and values of another dtype than the tile's. The
@@ -123,7 +124,7 @@ cdef bint is_used(const Problem *p, int operand) noexcept nogil
 cdef bint are_dense_rows(const Problem *p) noexcept nogil
 cdef ag_dtype choose_tile_dtype(const Problem *p) noexcept nogil
 cdef Plan new_plan(
-    const Problem *p, ag_dtype tile_dtype, const ag_row_kernels *kernels, int threads, Layout layout
+    const Problem *p, ag_dtype tile_dtype, const ag_row_kernels *kernels, int threads, Layout layout, bint is_boxed
 ) noexcept nogil
 cdef void cut_rows(Plan *plan, const Problem *p) noexcept nogil
 cdef void cut_columns(Plan *plan, const Problem *p, Py_ssize_t columns) noexcept nogil
@@ -134,7 +135,7 @@ cdef void cut_boxes(Plan *plan, const Problem *p, Py_ssize_t most) noexcept nogi
 cdef void rows_of(
     const Plan *plan, const Problem *p, Py_ssize_t block, Py_ssize_t *begin, Py_ssize_t *end
 ) noexcept nogil
-cdef void box_dims(
+cdef int box_dims(
     const Plan *plan, const Problem *p, const Operand *operand, Py_ssize_t begin, Py_ssize_t row_step, ag_dim *dims
 ) noexcept nogil
 cdef Py_ssize_t row_pitch(const Plan *plan, Py_ssize_t rows, Py_ssize_t length) noexcept nogil

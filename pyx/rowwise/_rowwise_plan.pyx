@@ -37,6 +37,7 @@ cdef enum:
     SPREAD_TILE_BYTES = 64 << 20      # the same for a block of spread elements
     SPREAD = 3                        # least stride, in elements, of spread elements: their lines hold little else
     TASK_ELEMENTS = 1 << 15           # elements of a task, approximately
+    SMALL_SHARE = 8                   # times as many elements as a small operand has in memory are read from it
     BOX_BYTES = 64                    # least contiguous bytes of an operand in a box: a cache line
     # Least rows, and most bytes of a row, of an input that is expanded: one thread expands it before the others begin.
     MANY_ROWS = 16
@@ -61,19 +62,34 @@ cdef void describe_operand(Operand *operand, const View *view, int dim, const Py
             k += 1
 
 
+cdef bint is_small(const Problem *p, int which, int axes) noexcept nogil:
+    """Return whether most elements of an operand are the same in memory, so that its layout hardly matters."""
+    cdef const Operand *operand = &p.operands[which]
+    cdef Py_ssize_t elements = p.n if operand.dim_stride else 1
+    cdef int axis
+    for axis in range(axes):
+        if operand.strides[axis]:
+            elements *= p.shape[axis]
+    return elements <= p.rows * p.n // SMALL_SHARE
+
+
 cdef void coalesce_dims(Problem *p, int axes) noexcept nogil:
     """Sort the axes of the rows by stride, and coalesce them to as few axes as possible."""
     cdef int axis, k, i, used = 0
     cdef Py_ssize_t[MAX_AXES] nearest, farthest
     cdef Py_ssize_t length, stride
+    cdef bint[OPERANDS] ignored
     cdef Operand *operand
     # Sort by stride, largest first, so that adjacent rows are close in memory. If operands disagree, the axis with the
-    # smallest stride in any of them is innermost, so that a tile has whole cache lines of every operand.
+    # smallest stride in any of them is innermost, so that a tile has whole cache lines of every operand. Only operands
+    # that take much memory count.
+    for i in range(OPERANDS):
+        ignored[i] = i == MASK or is_small(p, i, axes)
     for axis in range(axes):
         nearest[axis] = farthest[axis] = 0
         for i in range(OPERANDS):
             stride = magnitude(p.operands[i].strides[axis])
-            if i != MASK and stride:
+            if not ignored[i] and stride:
                 nearest[axis] = min(nearest[axis], stride) if nearest[axis] else stride
                 farthest[axis] = max(farthest[axis], stride)
     for axis in range(1, axes):
@@ -256,14 +272,26 @@ cdef bint is_used(const Problem *p, int operand) noexcept nogil:
     return (operand != B or has_b(p.op)) and (operand != MASK or has_mask(p.op))
 
 
-cdef bint is_direct(const Problem *p, int which, ag_dtype dtype, bint by_columns) noexcept nogil:
-    """Return whether kernels for this dtype can read or write any range of an operand's rows in place."""
+cdef bint is_direct(const Problem *p, const Plan *plan, int which) noexcept nogil:
+    """Return whether kernels can read or write the rows of every block of a gathering plan in an operand, in place."""
     cdef const Operand *operand = &p.operands[which]
-    if p.is_transformed or operand.swapped or (p.axes > 1 and not is_shared(p, which)):
+    cdef const Axes *axes = &plan.axes[which]
+    if p.is_transformed or operand.swapped or axes.count > 1 or (plan.is_boxed and not is_shared(p, which)):
         return False
-    if (which == MASK and by_columns) or (which != MASK and operand.dtype != dtype):
+    if (which == MASK and plan.by_columns) or (which != MASK and operand.dtype != plan.tile_dtype):
         return False
-    return (operand.strides[0] if by_columns else operand.dim_stride) == operand.itemsize
+    return (axes.strides[0] if plan.by_columns else operand.dim_stride) == operand.itemsize
+
+
+cdef bint is_constant(const Problem *p, const Plan *plan, int which) noexcept nogil:
+    """Return whether tiles have only the first element of each column of an operand, as all are equal.
+
+    Kernels then process single rows of a tile, which suits wide blocks. Results overwrite the first input, if they are
+    scattered.
+    """
+    if p.n == 1 or p.operands[which].dim_stride or plan.direct[which] or p.is_transformed or is_loss(p.op):
+        return False
+    return plan.by_columns and plan.block_size > AG_PACKED_COLUMNS and (which == B or plan.direct[OUT])
 
 
 cdef bint are_dense_rows(const Problem *p) noexcept nogil:
@@ -329,16 +357,16 @@ cdef ag_dtype choose_tile_dtype(const Problem *p) noexcept nogil:
 
 
 cdef Plan new_plan(
-    const Problem *p, ag_dtype tile_dtype, const ag_row_kernels *kernels, int threads, Layout layout
+    const Problem *p, ag_dtype tile_dtype, const ag_row_kernels *kernels, int threads, Layout layout, bint is_boxed
 ) noexcept nogil:
-    """Begin a plan of whole blocks for `kernels`, the kernels of `tile_dtype`, which `choose_tile_dtype` returned."""
+    """Begin a plan of whole blocks or boxes for `kernels`, the kernels of `tile_dtype`, which `choose_tile_dtype` returned."""
     cdef Plan plan
     cdef int operand
     cdef bint packs                   # rows are copied without the gaps between them, as only the last vector of a tile is partial
     memset(&plan, 0, sizeof(Plan))
     plan.kernels = kernels
     plan.threads = threads
-    plan.layout = layout
+    plan.layout, plan.is_boxed = layout, is_boxed
     plan.by_columns = layout == COLUMNS or layout == COLUMN_TILES
     plan.gathers = layout == ROW_TILES or layout == COLUMN_TILES
     plan.nontemporal = use_nontemporal_stores(p, layout, threads)
@@ -351,10 +379,10 @@ cdef Plan new_plan(
     packs = layout == ROW_TILES and p.n <= NARROW_ROW and p.n % (kernels.segment // AG_SEGMENT(1))
     if plan.gathers:
         for operand in range(OPERANDS):
-            plan.direct[operand] = is_direct(p, operand, tile_dtype, plan.by_columns) and not (
-                packs and p.operands[operand].strides[0] != p.n * p.operands[operand].itemsize
-            )
             coalesce_alone(p, &p.operands[operand], &plan.axes[operand])
+            plan.direct[operand] = is_direct(p, &plan, operand) and not (
+                packs and plan.axes[operand].strides[0] != p.n * p.operands[operand].itemsize
+            )
     return plan
 
 
@@ -472,16 +500,25 @@ cdef void rows_of(
     end[0] = begin[0] + rows
 
 
-cdef void box_dims(
+cdef int box_dims(
     const Plan *plan, const Problem *p, const Operand *operand, Py_ssize_t begin, Py_ssize_t row_step, ag_dim *dims
 ) noexcept nogil:
-    """Set the dimensions of a box, whose first row is `begin`, in an operand and in a tile of `row_step` bytes a row."""
-    cdef int axis
+    """Set the dimensions of a box, whose first row is `begin`, in an operand and in a tile of `row_step` bytes a row.
+
+    Return how many there are, as adjacent ones are coalesced.
+    """
+    cdef Py_ssize_t length
+    cdef int axis, count = 0
     for axis in reversed(range(p.axes)):
-        dims[axis].length = min(plan.box[axis], p.shape[axis] - begin % p.shape[axis])
-        dims[axis].from_, dims[axis].to = operand.strides[axis], row_step
-        row_step *= dims[axis].length
+        length = min(plan.box[axis], p.shape[axis] - begin % p.shape[axis])
+        if count and dims[count - 1].from_ * dims[count - 1].length == operand.strides[axis]:
+            dims[count - 1].length *= length
+        else:
+            dims[count].length, dims[count].from_, dims[count].to = length, operand.strides[axis], row_step
+            count += 1
+        row_step *= length
         begin //= p.shape[axis]
+    return count
 
 
 cdef void limit_blocks(Plan *plan, const Problem *p, Py_ssize_t most) noexcept nogil:
@@ -538,6 +575,7 @@ cdef void place_tiles(Plan *plan, const Problem *p) noexcept nogil:
     """Set the offsets and the size of the tiles of a thread or task. Tiles that are not needed have no size."""
     cdef Py_ssize_t length = plan.split_size if plan.is_split else p.n, count, size = 0
     cdef const Operand *out = &p.operands[OUT]
+    plan.constant[A], plan.constant[B] = is_constant(p, plan, A), is_constant(p, plan, B)
     count = row_pitch(plan, plan.block_size, length) * (length if plan.by_columns else plan.block_size)
     if not (plan.direct[A] and plan.direct[OUT]):
         size = align_up(count * plan.tile_itemsize, ALIGNMENT)

@@ -460,8 +460,9 @@ cdef void gather(
 cdef char *address_of(const Schedule *s, int which, Py_ssize_t row, Py_ssize_t k, Py_ssize_t *stride) noexcept nogil:
     """Return the address of element k of a row of a direct operand, and set the stride of its tile."""
     cdef const Operand *operand = &s.p.operands[which]
-    stride[0] = operand.dim_stride if s.plan.by_columns else operand.strides[0]
-    return operand.data + row * operand.strides[0] + k * operand.dim_stride
+    cdef Py_ssize_t row_stride = s.plan.axes[which].strides[0]
+    stride[0] = operand.dim_stride if s.plan.by_columns else row_stride
+    return operand.data + row * row_stride + k * operand.dim_stride
 
 
 cdef char *gather_operand(
@@ -474,6 +475,8 @@ cdef char *gather_operand(
     if s.plan.direct[which]:
         return address_of(s, which, begin, k, stride)
     stride[0] = pitch if which == MASK else pitch * s.plan.tile_itemsize
+    if s.plan.constant[which]:
+        stride[0], length = 0, 1
     if s.plan.caches_inputs and s.phase != (SPLIT_MAX if is_forward(s.p.op) else SPLIT_SUM):
         return to  # gathered in the first phase
     copy_elements(s, which, begin, end, k, length, pitch, tiles + s.plan.converted_tile if converts else to, False)
@@ -523,9 +526,9 @@ cdef void copy_elements(
     elements.length, elements.from_ = length, operand.dim_stride
     elements.to = pitch * itemsize if s.plan.by_columns else itemsize
     if s.plan.is_boxed:
-        box_dims(&s.plan, &s.p, operand, begin, row_step, dims)
+        axis = box_dims(&s.plan, &s.p, operand, begin, row_step, dims)
         at = operand.data + k * operand.dim_stride + offset_of(&s.p, operand, begin)
-        copy_box(s, operand, at, dense, dims, s.p.axes, elements, to_operand)
+        copy_box(s, operand, at, dense, dims, axis, elements, to_operand)
         return
     while row < end:
         # The next block has whole inner axes, as many as fit, and a part of the axis before them.

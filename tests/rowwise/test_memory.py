@@ -108,12 +108,15 @@ def test_workspace_size_is_an_upper_bound(run_script, needs_memory):
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_workspace_size_of_masked_operators(backward):
-    """Masked operators, which have no `axis`, need the same workspace as a softmax over the last axis."""
-    x = np.ones((2, 3, 5, 7), np.float32)
-    mask = np.zeros((1, 1, 5, 7), bool)
+    """Masked operators, which have no `axis`, need the same workspace as a softmax over the last axis, and little more
+    if they expand the mask."""
+    x = np.ones((2, 1, 5, 7), np.float32)
+    mask = np.zeros((2, 1, 5, 7), bool)
     operator, arrays = ("scaled_masked_softmax_backward", (x, x)) if backward else ("scaled_masked_softmax", (x,))
     expected = ag.workspace_size("softmax", x, num_threads=2)
     assert ag.workspace_size(operator, *arrays, mask, num_threads=2) == expected
+    expanded = ag.workspace_size(operator, *arrays, mask[:1], num_threads=2)
+    assert expected <= expanded <= expected + 2 * mask.nbytes + 256
 
 
 # ---- large results ---------------------------------------------------------------------------------------------------

@@ -8,6 +8,17 @@ AG_INLINE u16v v_u16_load_partial(const void *p, ptrdiff_t n)
 {
 #if AG_IS_AVX512
     return (u16v)_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1), p);
+#elif AG_IS_AVX2
+    /* Masks select 32 bits: pairs of values are loaded, and then the last value of an odd number. */
+    const __m128i lane = _mm_set_epi16(7, 6, 5, 4, 3, 2, 1, 0);
+    const __m128i pair = _mm_set_epi32(3, 2, 1, 0);
+    __m128i v = _mm_maskload_epi32(p, _mm_cmpgt_epi32(_mm_set1_epi32((int)(n / 2)), pair));
+    if (n & 1) {
+        short last;
+        memcpy(&last, (const char *)p + 2 * (n - 1), sizeof last);
+        v = _mm_or_si128(v, _mm_and_si128(_mm_set1_epi16(last), _mm_cmpeq_epi16(lane, _mm_set1_epi16((short)(n - 1)))));
+    }
+    return (u16v)v;
 #else
     u16v v = {0};
     memcpy(&v, p, (size_t)n * 2);

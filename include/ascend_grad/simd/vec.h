@@ -355,6 +355,10 @@ AG_INLINE f32v v_f32_load_partial(const void *p, ptrdiff_t n)
 {
 #if AG_IS_AVX512
     return _mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
+#elif AG_IS_AVX2
+    i32v lane;
+    for (int i = 0; i < AG_LANES; i++) lane[i] = i;
+    return _mm256_maskload_ps(p, (__m256i)(lane < (int32_t)n));
 #else
     f32v v = {0};
     memcpy(&v, p, (size_t)n * 4);
@@ -375,6 +379,10 @@ AG_INLINE f64v v_f64_load_partial(const void *p, ptrdiff_t n)
 {
 #if AG_IS_AVX512
     return _mm512_maskz_loadu_pd((__mmask8)((1u << n) - 1), p);
+#elif AG_IS_AVX2
+    i64v lane;
+    for (int i = 0; i < AG_LANES / 2; i++) lane[i] = i;
+    return _mm256_maskload_pd(p, (__m256i)(lane < (int64_t)n));
 #else
     f64v v = {0};
     memcpy(&v, p, (size_t)n * 8);
