@@ -59,4 +59,17 @@ typedef enum { AG_FLOAT32, AG_FLOAT16, AG_BFLOAT16, AG_FLOAT64, AG_DTYPE_COUNT }
 
 static const int ag_itemsize[AG_DTYPE_COUNT] = {4, 2, 2, 8};
 
+/* Load n bytes, fewer than 8, as the lowest ones of a number. */
+AG_INLINE uint64_t ag_load_bytes(const void *p, ptrdiff_t n)
+{
+    const char *bytes = p;
+    uint32_t four = 0;
+    uint16_t two = 0;
+    uint8_t one = 0;
+    if (n & 4) memcpy(&four, bytes, 4);
+    if (n & 2) memcpy(&two, bytes + (n & 4), 2);
+    if (n & 1) memcpy(&one, bytes + (n & 6), 1);
+    return four | (uint64_t)two << 8 * (n & 4) | (uint64_t)one << 8 * (n & 6);
+}
+
 #endif

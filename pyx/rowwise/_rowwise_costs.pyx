@@ -266,7 +266,8 @@ cdef void count_terms(const Problem *p, const Memory *memory, const Plan *plan, 
     cdef Extent[OPERANDS] extents
     cdef const Py_ssize_t *box = NULL
     if plan.is_boxed:
-        box, copies = &plan.box[0], copies_of_box(plan, p)
+        box = &plan.box[0]
+        copies = copies_of_box(plan, p)
     for i in range(TERMS):
         counts[i] = 0
     for i in range(OPERANDS):

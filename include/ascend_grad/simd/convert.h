@@ -20,8 +20,9 @@ AG_INLINE u16v v_u16_load_partial(const void *p, ptrdiff_t n)
     }
     return (u16v)v;
 #else
-    u16v v = {0};
-    memcpy(&v, p, (size_t)n * 2);
+    const uint64_t bytes = ag_load_bytes(p, 2 * n);
+    u16v v;
+    memcpy(&v, &bytes, sizeof v);
     return v;
 #endif
 }
@@ -31,7 +32,22 @@ AG_INLINE void v_u16_store_partial(void *p, u16v v, ptrdiff_t n)
 #if AG_IS_AVX512
     _mm256_mask_storeu_epi16(p, (__mmask16)((1u << n) - 1), (__m256i)v);
 #else
-    memcpy(p, &v, (size_t)n * 2);
+    char *to = p;
+    uint64_t rest;
+    memcpy(&rest, &v, sizeof rest);
+#if AG_IS_AVX2
+    if (n & 4) {
+        memcpy(to, &rest, 8);
+        rest = (uint64_t)_mm_extract_epi64((__m128i)v, 1);
+        to += 8;
+    }
+#endif
+    if (n & 2) {
+        memcpy(to, &rest, 4);
+        rest >>= 32;
+        to += 4;
+    }
+    if (n & 1) memcpy(to, &rest, 2);
 #endif
 }
 
@@ -241,36 +257,53 @@ AG_INLINE f64v v_bf16_round_f64(f64v x) { return v_f64_round_to_digits(x, 8, 0x1
 
 /* ---- masks: bytes that are zero or not, to lanes of 0 or -1 ------------------------------------------------------ */
 
+#if !AG_IS_AVX512
+AG_INLINE i32v v_f32_mask_of(uint64_t bytes)
+{
+#if AG_IS_AVX2
+    return (i32v)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)bytes)) != 0;
+#else
+    return (i32v){(int)(bytes & 0xff), (int)(bytes >> 8 & 0xff), (int)(bytes >> 16 & 0xff), (int)(bytes >> 24 & 0xff)} != 0;
+#endif
+}
+#endif
+
+AG_INLINE i64v v_f64_mask_of(uint64_t bytes)
+{
+#if AG_IS_AVX512
+    return (i64v)_mm512_cvtepu8_epi64(_mm_cvtsi64_si128((long long)bytes)) != 0;
+#elif AG_IS_AVX2
+    return (i64v)_mm256_cvtepu8_epi64(_mm_cvtsi64_si128((long long)bytes)) != 0;
+#else
+    return (i64v){(int64_t)(bytes & 0xff), (int64_t)(bytes >> 8 & 0xff)} != 0;
+#endif
+}
+
 AG_INLINE i32v v_f32_mask(const uint8_t *p)
 {
 #if AG_IS_AVX512
     return (i32v)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)) != 0;
-#elif AG_IS_AVX2
-    return (i32v)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)) != 0;
 #else
-    i32v v = {0};
-    for (int i = 0; i < AG_LANES; i++) v[i] = p[i];
-    return v != 0;
+    uint64_t bytes = 0;
+    memcpy(&bytes, p, AG_LANES);
+    return v_f32_mask_of(bytes);
 #endif
 }
 
 AG_INLINE i64v v_f64_mask(const uint8_t *p)
 {
-    i64v v = {0};
-    for (int i = 0; i < AG_LANES / 2; i++) v[i] = p[i];
-    return v != 0;
+    uint64_t bytes = 0;
+    memcpy(&bytes, p, AG_LANES / 2);
+    return v_f64_mask_of(bytes);
 }
 
 AG_INLINE i32v v_f32_mask_partial(const uint8_t *p, ptrdiff_t n)
 {
-    uint8_t bytes[AG_LANES] = {0};
-    for (ptrdiff_t i = 0; i < n; i++) bytes[i] = p[i];
-    return v_f32_mask(bytes);
+#if AG_IS_AVX512
+    return (i32v)_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8((__mmask16)((1u << n) - 1), p)) != 0;
+#else
+    return v_f32_mask_of(ag_load_bytes(p, n));
+#endif
 }
 
-AG_INLINE i64v v_f64_mask_partial(const uint8_t *p, ptrdiff_t n)
-{
-    uint8_t bytes[AG_LANES] = {0};
-    for (ptrdiff_t i = 0; i < n; i++) bytes[i] = p[i];
-    return v_f64_mask(bytes);
-}
+AG_INLINE i64v v_f64_mask_partial(const uint8_t *p, ptrdiff_t n) { return v_f64_mask_of(ag_load_bytes(p, n)); }

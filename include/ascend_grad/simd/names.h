@@ -37,6 +37,7 @@
 #define v_f32_exp AG_ISA_NAME(ag_v_f32_exp)
 #define v_f32_tanh AG_ISA_NAME(ag_v_f32_tanh)
 #define v_f32_mask AG_ISA_NAME(ag_v_f32_mask)
+#define v_f32_mask_of AG_ISA_NAME(ag_v_f32_mask_of)
 #define v_f32_mask_partial AG_ISA_NAME(ag_v_f32_mask_partial)
 
 #define v_f64_set1 AG_ISA_NAME(ag_v_f64_set1)
@@ -68,6 +69,7 @@
 #define v_f64_log_parts AG_ISA_NAME(ag_v_f64_log_parts)
 #define v_f64_log1p AG_ISA_NAME(ag_v_f64_log1p)
 #define v_f64_mask AG_ISA_NAME(ag_v_f64_mask)
+#define v_f64_mask_of AG_ISA_NAME(ag_v_f64_mask_of)
 #define v_f64_mask_partial AG_ISA_NAME(ag_v_f64_mask_partial)
 
 #define v_f16_load AG_ISA_NAME(ag_v_f16_load)

@@ -351,6 +351,8 @@ AG_INLINE void v_f64_stream(void *p, f64v v)
 #endif
 }
 
+/* Partial loads and stores without masks are made of a few whole ones: a call of memcpy with a variable size would take
+ * as long as many vectors, and save all registers. */
 AG_INLINE f32v v_f32_load_partial(const void *p, ptrdiff_t n)
 {
 #if AG_IS_AVX512
@@ -360,8 +362,12 @@ AG_INLINE f32v v_f32_load_partial(const void *p, ptrdiff_t n)
     for (int i = 0; i < AG_LANES; i++) lane[i] = i;
     return _mm256_maskload_ps(p, (__m256i)(lane < (int32_t)n));
 #else
-    f32v v = {0};
-    memcpy(&v, p, (size_t)n * 4);
+    f64v pairs = {0};
+    f32v v;
+    if (n & 2) memcpy(&pairs, p, 8);
+    v = (f32v)pairs;
+    if (n == 3) memcpy((char *)&v + 8, (const char *)p + 8, 4);
+    if (n == 1) memcpy(&v, p, 4);
     return v;
 #endif
 }
@@ -371,7 +377,23 @@ AG_INLINE void v_f32_store_partial(void *p, f32v v, ptrdiff_t n)
 #if AG_IS_AVX512
     _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), v);
 #else
-    memcpy(p, &v, (size_t)n * 4);
+    char *to = p;
+#if AG_IS_AVX2
+    __m128 rest = _mm256_castps256_ps128(v);
+    if (n & 4) {
+        memcpy(to, &rest, 16);
+        rest = _mm256_extractf128_ps(v, 1);
+        to += 16;
+    }
+#else
+    f32v rest = v;
+#endif
+    if (n & 2) {
+        memcpy(to, &rest, 8);
+        rest[0] = rest[2];
+        to += 8;
+    }
+    if (n & 1) memcpy(to, &rest, 4);
 #endif
 }
 
@@ -385,7 +407,7 @@ AG_INLINE f64v v_f64_load_partial(const void *p, ptrdiff_t n)
     return _mm256_maskload_pd(p, (__m256i)(lane < (int64_t)n));
 #else
     f64v v = {0};
-    memcpy(&v, p, (size_t)n * 8);
+    if (n) memcpy(&v, p, 8);
     return v;
 #endif
 }
@@ -394,8 +416,17 @@ AG_INLINE void v_f64_store_partial(void *p, f64v v, ptrdiff_t n)
 {
 #if AG_IS_AVX512
     _mm512_mask_storeu_pd(p, (__mmask8)((1u << n) - 1), v);
+#elif AG_IS_AVX2
+    char *to = p;
+    __m128d rest = _mm256_castpd256_pd128(v);
+    if (n & 2) {
+        memcpy(to, &rest, 16);
+        rest = _mm256_extractf128_pd(v, 1);
+        to += 16;
+    }
+    if (n & 1) memcpy(to, &rest, 8);
 #else
-    memcpy(p, &v, (size_t)n * 8);
+    if (n) memcpy(p, &v, 8);
 #endif
 }
 
