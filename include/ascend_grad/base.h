@@ -62,7 +62,7 @@ static const int ag_itemsize[AG_DTYPE_COUNT] = {4, 2, 2, 8};
 /* Load n bytes, fewer than 8, as the lowest ones of a number. */
 AG_INLINE uint64_t ag_load_bytes(const void *p, ptrdiff_t n)
 {
-    const char *bytes = p;
+    const char *bytes = (const char *)p;
     uint32_t four = 0;
     uint16_t two = 0;
     uint8_t one = 0;

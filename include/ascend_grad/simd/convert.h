@@ -12,7 +12,7 @@ AG_INLINE u16v v_u16_load_partial(const void *p, ptrdiff_t n)
     /* Masks select 32 bits: pairs of values are loaded, and then the last value of an odd number. */
     const __m128i lane = _mm_set_epi16(7, 6, 5, 4, 3, 2, 1, 0);
     const __m128i pair = _mm_set_epi32(3, 2, 1, 0);
-    __m128i v = _mm_maskload_epi32(p, _mm_cmpgt_epi32(_mm_set1_epi32((int)(n / 2)), pair));
+    __m128i v = _mm_maskload_epi32((const int *)p, _mm_cmpgt_epi32(_mm_set1_epi32((int)(n / 2)), pair));
     if (n & 1) {
         short last;
         memcpy(&last, (const char *)p + 2 * (n - 1), sizeof last);
@@ -32,7 +32,7 @@ AG_INLINE void v_u16_store_partial(void *p, u16v v, ptrdiff_t n)
 #if AG_IS_AVX512
     _mm256_mask_storeu_epi16(p, (__mmask16)((1u << n) - 1), (__m256i)v);
 #else
-    char *to = p;
+    char *to = (char *)p;
     uint64_t rest;
     memcpy(&rest, &v, sizeof rest);
 #if AG_IS_AVX2

@@ -360,7 +360,7 @@ AG_INLINE f32v v_f32_load_partial(const void *p, ptrdiff_t n)
 #elif AG_IS_AVX2
     i32v lane;
     for (int i = 0; i < AG_LANES; i++) lane[i] = i;
-    return _mm256_maskload_ps(p, (__m256i)(lane < (int32_t)n));
+    return _mm256_maskload_ps((const float *)p, (__m256i)(lane < (int32_t)n));
 #else
     f64v pairs = {0};
     f32v v;
@@ -377,7 +377,7 @@ AG_INLINE void v_f32_store_partial(void *p, f32v v, ptrdiff_t n)
 #if AG_IS_AVX512
     _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), v);
 #else
-    char *to = p;
+    char *to = (char *)p;
 #if AG_IS_AVX2
     __m128 rest = _mm256_castps256_ps128(v);
     if (n & 4) {
@@ -404,7 +404,7 @@ AG_INLINE f64v v_f64_load_partial(const void *p, ptrdiff_t n)
 #elif AG_IS_AVX2
     i64v lane;
     for (int i = 0; i < AG_LANES / 2; i++) lane[i] = i;
-    return _mm256_maskload_pd(p, (__m256i)(lane < (int64_t)n));
+    return _mm256_maskload_pd((const double *)p, (__m256i)(lane < (int64_t)n));
 #else
     f64v v = {0};
     if (n) memcpy(&v, p, 8);
@@ -417,7 +417,7 @@ AG_INLINE void v_f64_store_partial(void *p, f64v v, ptrdiff_t n)
 #if AG_IS_AVX512
     _mm512_mask_storeu_pd(p, (__mmask8)((1u << n) - 1), v);
 #elif AG_IS_AVX2
-    char *to = p;
+    char *to = (char *)p;
     __m128d rest = _mm256_castpd256_pd128(v);
     if (n & 2) {
         memcpy(to, &rest, 16);
