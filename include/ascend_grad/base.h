@@ -59,13 +59,18 @@ typedef enum { AG_FLOAT32, AG_FLOAT16, AG_BFLOAT16, AG_FLOAT64, AG_DTYPE_COUNT }
 
 static const int ag_itemsize[AG_DTYPE_COUNT] = {4, 2, 2, 8};
 
-/* Load n bytes, fewer than 8, as the lowest ones of a number. */
+/* Load n bytes, at most 8, as the lowest ones of a number. */
 AG_INLINE uint64_t ag_load_bytes(const void *p, ptrdiff_t n)
 {
     const char *bytes = (const char *)p;
     uint32_t four = 0;
     uint16_t two = 0;
     uint8_t one = 0;
+    uint64_t eight;
+    if (n & 8) {
+        memcpy(&eight, bytes, 8);
+        return eight;
+    }
     if (n & 4) memcpy(&four, bytes, 4);
     if (n & 2) memcpy(&two, bytes + (n & 4), 2);
     if (n & 1) memcpy(&one, bytes + (n & 6), 1);

@@ -43,7 +43,6 @@ cdef enum:
     LONG_BLOCK = 1 << 22              # elements of a block of several segments from which on it is split
     SMALL = 1 << 15                   # most elements of a problem that one thread computes in one block, if it can
     PLAIN_ROW = 64                    # least elements of a row that is computed in place if it can be
-    MAX_COPIED_AXES = 2               # most axes of rows of a copied problem
 
 ctypedef struct Candidate:
     const char *name
@@ -134,13 +133,7 @@ cdef bint is_copied(const Problem *p) noexcept nogil:
 
     The problem then takes less time than the choice of a plan.
     """
-    return (
-        p.rows * p.n <= COPIED
-        and p.axes <= MAX_COPIED_AXES
-        and _forced < 0
-        and all_native(p)
-        and not (p.is_transformed or p.expands or is_loss(p.op))
-    )
+    return p.rows * p.n <= COPIED and _forced < 0 and not (p.is_transformed or p.expands or is_loss(p.op))
 
 
 cdef bint fits(const Problem *p, const Candidate *which, const ag_row_kernels *kernels) noexcept nogil:

@@ -22,6 +22,7 @@ from ascend_grad._kernels cimport (
     ag_fpenv,
     ag_fpenv_enter,
     ag_fpenv_leave,
+    ag_itemsize,
     ag_sum,
     ag_sum_add,
     ag_sum_total,
@@ -102,41 +103,63 @@ cdef void compute_strips(const Problem *p, const ag_row_kernels *kernels) noexce
 # ---- dense copies ----------------------------------------------------------------------------------------------------
 
 cdef void copy_rows(const Problem *p, int which, char *rows, bint to_operand, ag_variant variant) noexcept nogil:
-    """Copy all rows of an operand, which has one or two axes, to adjacent rows without gaps, or from them."""
+    """Copy all rows of an operand to adjacent rows without gaps, or from them."""
     cdef const Operand *operand = &p.operands[which]
+    cdef int last = p.axes - 1
     cdef ag_dim outer, inner, elements
+    cdef Py_ssize_t row = 0, block
+    cdef char *at
     outer.length, outer.from_, outer.to = 1, 0, 0
-    inner.length, inner.from_, inner.to = p.shape[p.axes - 1], operand.strides[p.axes - 1], p.n * operand.itemsize
+    inner.length, inner.from_, inner.to = p.shape[last], operand.strides[last], p.n * operand.itemsize
     elements.length, elements.from_, elements.to = p.n, operand.dim_stride, operand.itemsize
     if p.axes > 1:
-        outer.length, outer.from_, outer.to = p.shape[0], operand.strides[0], inner.length * inner.to
-    if to_operand:
-        ag_copy_3d(
-            variant, operand.data, rows, reverse(outer), reverse(inner), reverse(elements), operand.itemsize, False
-        )
-    else:
-        ag_copy_3d(variant, rows, operand.data, outer, inner, elements, operand.itemsize, False)
+        outer.length, outer.from_, outer.to = p.shape[last - 1], operand.strides[last - 1], inner.length * inner.to
+    block = outer.length * inner.length
+    while row < p.rows:
+        at = operand.data + offset_of(p, operand, row)
+        if to_operand:
+            ag_copy_3d(
+                variant, at, rows, reverse(outer), reverse(inner), reverse(elements), operand.itemsize, operand.swapped
+            )
+        else:
+            ag_copy_3d(variant, rows, at, outer, inner, elements, operand.itemsize, operand.swapped)
+        rows += block * inner.to
+        row += block
 
 
-cdef void compute_copies(const Problem *p, const ag_row_kernels *kernels) noexcept nogil:
+cdef void copy_input(const Problem *p, int which, ag_dtype dtype, char *rows, ag_variant variant) noexcept nogil:
+    """Copy all rows of an input of a small problem to adjacent rows of a dtype."""
+    cdef double[COPIED] copied
+    if p.operands[which].dtype == dtype:
+        copy_rows(p, which, rows, False, variant)
+        return
+    copy_rows(p, which, <char *>copied, False, variant)
+    convert_inputs(variant, p.operands[which].dtype, <char *>copied, dtype, rows, p.rows * p.n)
+
+
+cdef void compute_copies(const Problem *p) noexcept nogil:
     """Compute a small problem in dense copies of its rows."""
     cdef double[COPIED] a, b
     cdef uint8_t[COPIED] mask
     cdef ag_variant variant = _cpu.active()
+    cdef ag_dtype dtype = choose_tile_dtype(p)
     cdef ag_tile tile
-    copy_rows(p, A, <char *>a, False, variant)
+    copy_input(p, A, dtype, <char *>a, variant)
     tile.a = tile.b = tile.out = <char *>a
     tile.mask = mask
-    tile.a_stride = tile.b_stride = tile.out_stride = p.n * p.operands[A].itemsize
+    tile.a_stride = tile.b_stride = tile.out_stride = p.n * ag_itemsize[<int>dtype]
     tile.mask_stride = p.n
     if has_b(p.op):
-        copy_rows(p, B, <char *>b, False, variant)
+        copy_input(p, B, dtype, <char *>b, variant)
         tile.b = <char *>b
     if has_mask(p.op):
         copy_rows(p, MASK, <char *>mask, False, variant)
     tile.rows, tile.n, tile.scale, tile.nontemporal = p.rows, p.n, p.scale, False
-    kernels.rows(&tile)
-    copy_rows(p, OUT, <char *>a, True, variant)
+    kernels_of(p, dtype).rows(&tile)
+    if p.operands[OUT].dtype != dtype:
+        ag_convert(variant, dtype == AG_FLOAT64, <char *>a, p.operands[OUT].dtype, <char *>b, p.rows * p.n)
+        tile.out = <char *>b
+    copy_rows(p, OUT, tile.out, True, variant)
 
 
 # ---- the schedule ----------------------------------------------------------------------------------------------------
@@ -188,7 +211,7 @@ cdef bint compute_at_once(const Problem *p, int threads) noexcept nogil:
         return False
     mode = ag_fpenv_enter()
     if not is_in_place:
-        compute_copies(p, kernels)
+        compute_copies(p)
     elif layout == ROWS:
         compute_rows(p, kernels, 0, p.rows, False)
     else:

@@ -281,6 +281,13 @@ AG_INLINE void K(strip)(const int op, const int vectors, const ag_tile *tile, pt
     const int caches = K(caches_exp)(op) && n <= CACHED_ROWS;
     const V none = {0};
     V x[4] = {none}, y[4] = {none}, shift[4] = {none}, factor[4] = {none}, cached[CACHED_ROWS][4];
+    if (n == 1 && (op == AG_SOFTMAX || op == AG_LOG_SOFTMAX)) { /* the only probability is 1, unless x is NaN or infinite */
+        K(load_strip)(vectors, 0, a, width, x);
+        AG_UNROLL(4)
+        for (int j = 0; j < vectors; j++) x[j] = x[j] - x[j] + V_(set1)(op == AG_SOFTMAX);
+        K(store_strip)(vectors, tile->out + c * AG_SIZE, width, nontemporal, x);
+        return;
+    }
     if (ag_is_forward(op)) {
         AG_UNROLL(4)
         for (int j = 0; j < vectors; j++) shift[j] = V_(set1)((compute_t)-INFINITY);

@@ -35,6 +35,10 @@ AG_INLINE void v_u16_store_partial(void *p, u16v v, ptrdiff_t n)
     char *to = (char *)p;
     uint64_t rest;
     memcpy(&rest, &v, sizeof rest);
+    if (n == AG_LANES) {
+        memcpy(p, &v, sizeof v);
+        return;
+    }
 #if AG_IS_AVX2
     if (n & 4) {
         memcpy(to, &rest, 8);

@@ -8,7 +8,7 @@
  *   f64v  AG_LANES/2 doubles     compute type of float64, and accumulators of the narrower types
  *   u16v  AG_LANES 16-bit values, as in memory
  *
- * Loads and stores take any address. `partial` loads and stores access only the first n elements (0 <= n < lanes); a
+ * Loads and stores take any address. `partial` loads and stores access only the first n elements (0 <= n <= lanes); a
  * load sets the other lanes to zero. `stream` stores are non-temporal: they bypass the cache and need an address
  * aligned to their size.
  */
@@ -364,6 +364,7 @@ AG_INLINE f32v v_f32_load_partial(const void *p, ptrdiff_t n)
 #else
     f64v pairs = {0};
     f32v v;
+    if (n & 4) return v_f32_load(p);
     if (n & 2) memcpy(&pairs, p, 8);
     v = (f32v)pairs;
     if (n == 3) memcpy((char *)&v + 8, (const char *)p + 8, 4);
@@ -380,6 +381,10 @@ AG_INLINE void v_f32_store_partial(void *p, f32v v, ptrdiff_t n)
     char *to = (char *)p;
 #if AG_IS_AVX2
     __m128 rest = _mm256_castps256_ps128(v);
+    if (n & 8) {
+        v_f32_store(p, v);
+        return;
+    }
     if (n & 4) {
         memcpy(to, &rest, 16);
         rest = _mm256_extractf128_ps(v, 1);
@@ -387,6 +392,10 @@ AG_INLINE void v_f32_store_partial(void *p, f32v v, ptrdiff_t n)
     }
 #else
     f32v rest = v;
+    if (n & 4) {
+        v_f32_store(p, v);
+        return;
+    }
 #endif
     if (n & 2) {
         memcpy(to, &rest, 8);
@@ -407,6 +416,7 @@ AG_INLINE f64v v_f64_load_partial(const void *p, ptrdiff_t n)
     return _mm256_maskload_pd((const double *)p, (__m256i)(lane < (int64_t)n));
 #else
     f64v v = {0};
+    if (n & 2) return v_f64_load(p);
     if (n) memcpy(&v, p, 8);
     return v;
 #endif
@@ -419,6 +429,10 @@ AG_INLINE void v_f64_store_partial(void *p, f64v v, ptrdiff_t n)
 #elif AG_IS_AVX2
     char *to = (char *)p;
     __m128d rest = _mm256_castpd256_pd128(v);
+    if (n & 4) {
+        v_f64_store(p, v);
+        return;
+    }
     if (n & 2) {
         memcpy(to, &rest, 16);
         rest = _mm256_extractf128_pd(v, 1);
@@ -426,7 +440,8 @@ AG_INLINE void v_f64_store_partial(void *p, f64v v, ptrdiff_t n)
     }
     if (n & 1) memcpy(to, &rest, 8);
 #else
-    if (n) memcpy(p, &v, 8);
+    if (n & 2) v_f64_store(p, v);
+    if (n & 1) memcpy(p, &v, 8);
 #endif
 }
 
