@@ -24,13 +24,13 @@ DOCUMENTS = (
 #: The pictures, which are drawn into the folder of the pages when these are built.
 CHART, GRID_CHART = "benchmark.svg", "grid.svg"
 #: The results in the source tree, by the names of their files. Names of results of random problems contain the seed.
-KEPT = ("speed", "accuracy", "linear", "tensors", "losses", "programs", "fit")
+KEPT = ("speed", "accuracy", "linear", "tensors", "losses", "programs", "fit", "classifiers")
 GRID, PARALLEL = "grid_{}.json", "parallel.json"
 #: Blocks of the documents that the command does not print, as other blocks also show their results.
 NOT_PRINTED = (
     *("machine", "speed", "chart", "torch", "others", "losses", "linear_machine", "tensors_machine", "loss_machine"),
     "program_machine",
-    *("grid_machine", "grid_chart", "grid_overview"),
+    *("grid_machine", "grid_chart", "grid_overview", "classifier_machine"),
 )
 #: The caption of the picture of the grids.
 GRID_CAPTION = (
@@ -48,6 +48,11 @@ def machine_block(results: Results) -> str:
         others = max(row.others for row in results.rows)
         text += f" Other processes kept at most {others:.2f} cores busy meanwhile."
     return f"{text}\n"
+
+
+def _drawn_block(results: Results) -> str:
+    """Describe random problems, and the machine."""
+    return f"Seed {results.facts['seed']}, {results.facts['count']} problems. {machine_block(results)}"
 
 
 def blocks(kept: Mapping[str, Results], grids: Sequence[Results] = ()) -> dict[str, str]:
@@ -86,11 +91,14 @@ def blocks(kept: Mapping[str, Results], grids: Sequence[Results] = ()) -> dict[s
         found["program_targets"] = targets_block(targets.programs_targets(rows))
     if fit := kept.get("fit"):
         found |= {"fit_machine": machine_block(fit)} | report.fit_blocks(fit["fit"])
+    classifiers = kept.get("classifiers")
+    if classifiers:
+        found["classifier_machine"] = _drawn_block(classifiers)
+        found |= report.classifier_blocks(classifiers["linear"])
     if grids:
-        found |= report.grid_blocks(grids) | {"grid_overview": report.overview_block(grids)}
-        found["grid_machine"] = "\n".join(
-            f"Seed {grid.facts['seed']}, {grid.facts['count']} problems. {machine_block(grid)}" for grid in grids
-        )
+        rows = classifiers["linear"] if classifiers else ()
+        found |= report.grid_blocks(grids) | {"grid_overview": report.overview_block(grids, rows)}
+        found["grid_machine"] = "\n".join(map(_drawn_block, grids))
         chart = f"![Random problems compared with NumPy and PyTorch]({GRID_CHART})"
         found["grid_chart"] = f"{chart}\n\n{GRID_CAPTION}\n"
     return found

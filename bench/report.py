@@ -75,6 +75,9 @@ VERDICT_RIVALS = {
 #: Rivals with a column only where they were measured.
 RARE = (ONEDNN, (CHAIN,), SKLEARN)
 LOSS_RIVALS = {name: RIVALS[name] for name in ("NumPy", "NumPy, widened", "torch")}
+#: The rivals of classifiers, and the number of classes that divides their table.
+CLASSIFIER_RIVALS = ("NumPy", "torch", "NumPy and cross_entropy", "scikit-learn")
+MOST_OF_FEW = 16
 VARIANT_RIVALS = {name: RIVALS[name] for name in ("NumPy", "torch")}
 #: Groups of limits. The fastest limit of each group counts, and a call is subject to all groups.
 LIMITS = (STREAM, (PRODUCTS,))
@@ -82,7 +85,7 @@ LIMITS = (STREAM, (PRODUCTS,))
 BEHIND, FAR_BEHIND = 1.0, 0.9
 #: Share of a limit of the machine from which on a call counts as limited by the machine.
 AT_THE_LIMIT = 0.85
-WORST = 25
+WORST, FEWEST = 25, 10
 #: Factors between estimated and measured times within which estimates are counted.
 NEAR, FAR = 1.5, 2.5
 #: Least seconds of a call whose estimate is compared. Shorter calls mostly check arguments, which no plan changes.
@@ -106,6 +109,8 @@ CAPTIONS = {
         f"factor {NEAR:g} and {FAR:g} of the median of all. Plans are chosen by ratios of estimates: how much faster a "
         "CPU is than the one on which the constants were measured does not matter:"
     ),
+    "classifier_rows": "How many times as long others take, and the share of problems in which ours is slower:",
+    "classifier_worst": "The lowest ratios:",
     "program_rows": (
         "Times in ms with the default number of threads, and how many times as long it takes with the best explicit "
         "number, and PyTorch:"
@@ -420,16 +425,33 @@ def summary_table(
     return table(header, lines)
 
 
-def overview_block(grids: Sequence[Results]) -> str:
+def overview_block(grids: Sequence[Results], classifiers: Sequence[Row] = ()) -> str:
     """Make a short summary: a line for each family of operators and rival."""
+    families = {family: [row for grid in grids for row in grid[section]] for family, section in FAMILIES.items()}
     lines = [
         [f"{family}, {rival}", str(len(ratios)), *_summary(ratios)]
-        for family, section in FAMILIES.items()
+        for family, rows in (families | {"classifiers": classifiers}).items()
         for rival, names in RIVALS.items()
-        if (ratios := _ratios((row for grid in grids for row in grid[section]), names))
+        if (ratios := _ratios(rows, names))
     ]
     header = ["operators, rival", "problems", "rival's time / ours", "ours slower", "by more than a tenth"]
     return f"{CAPTION}\n{table(header, lines)}"
+
+
+def classifier_blocks(rows: Sequence[Row]) -> dict[str, str]:
+    """Make the tables of random classifiers: a summary by dtype and classes, and the lowest ratios."""
+    rivals = {rival: RIVALS[rival] for rival in CLASSIFIER_RIVALS}
+    few, many = f"up to {MOST_OF_FEW} classes", f"more than {MOST_OF_FEW} classes"
+    groups = {"all": list(rows)} | _by(rows, "dtype", DTYPES)
+    groups |= {few: [row for row in rows if row.case.shape[1] <= MOST_OF_FEW]}
+    groups |= {many: [row for row in rows if row.case.shape[1] > MOST_OF_FEW]}
+    names = tuple(name for names in rivals.values() for name in names)
+    return _captioned(
+        {
+            "classifier_rows": summary_table({title: part for title, part in groups.items() if part}, rivals),
+            "classifier_worst": worst_block(rows, names, FEWEST),
+        }
+    )
 
 
 def variants_block(rows: Sequence[Row]) -> str:

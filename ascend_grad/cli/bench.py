@@ -193,7 +193,8 @@ def run(args: argparse.Namespace) -> int:
     if args.update_readme and failures:
         print("ascend-grad bench: the documents are not updated", file=sys.stderr)
     elif args.update_readme:
-        documents.keep(documents.file_of(suite, args.seed), results.to_json())
+        kept = "classifiers" if args.few_classes else suite
+        documents.keep(documents.file_of(kept, args.seed), results.to_json())
     return 0 if not failures and all(worst.error <= 1 for worst in results["accuracy"]) else 1
 
 
@@ -237,7 +238,7 @@ def _check_options(args: argparse.Namespace) -> None:
     for option, minimum in least.items():
         if (value := getattr(args, option)) is not None and value < minimum:
             raise CommandError(f"--{option.replace('_', '-')}: expected a number of at least {minimum}, got {value}")
-    narrowed = [option for option in RANDOM_OPTIONS[2:] if getattr(args, option) is not None]
+    narrowed = [option for option in RANDOM_OPTIONS[2:-1] if getattr(args, option) is not None]
     if args.update_readme and narrowed:
         raise CommandError(f"--update-readme needs all random problems, without --{narrowed[0].replace('_', '-')}")
     args.count = COUNT if args.count is None else args.count

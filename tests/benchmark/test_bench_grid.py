@@ -442,6 +442,18 @@ def test_the_overview_has_a_line_for_each_rival(sample):
     ]
 
 
+def test_the_overview_has_classifiers_if_they_were_measured(sample):
+    rows = [
+        Row(problem, {OWN: 1.0, "numpy": 2.0, **dict.fromkeys(SKLEARN, 3.0)}) for problem in cases.few_classes(4, 0)
+    ]
+    lines = tables.overview_block([sample], rows).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")][:3] for line in lines if line.startswith("| class")]
+    assert cells == [["classifiers, NumPy", "4", "2.00×"], ["classifiers, scikit-learn", "4", "3.00×"]]
+    found = tables.classifier_blocks(rows)
+    assert "| all " in found["classifier_rows"]
+    assert rows[0].case.name in found["classifier_worst"]
+
+
 def test_the_chart_is_the_same_for_the_same_results(sample, tmp_path):
     pytest.importorskip("matplotlib")
     for name in ("first.svg", "second.svg"):
