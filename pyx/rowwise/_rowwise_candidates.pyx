@@ -4,7 +4,7 @@ A candidate makes the plans of one layout, of whole blocks, splits or boxes, for
 the least estimated time (`_rowwise_costs`) is chosen; if times are equal, the first one.
 """
 
-from ascend_grad._kernels cimport ag_dtype
+from ascend_grad._kernels cimport ag_dtype, ag_itemsize
 from ascend_grad._rowwise_costs cimport Memory, cost_of, memory_of
 from ascend_grad._rowwise_kernels cimport AG_MAX_COLUMNS, AG_STRIP_COLUMNS, ag_row_kernels
 from ascend_grad._rowwise_plan cimport (
@@ -23,6 +23,7 @@ from ascend_grad._rowwise_plan cimport (
     all_native,
     are_dense_rows,
     axes_disagree,
+    choose_tile_dtype,
     cut_boxes,
     cut_columns,
     cut_rows,
@@ -133,7 +134,11 @@ cdef bint is_copied(const Problem *p) noexcept nogil:
 
     The problem then takes less time than the choice of a plan.
     """
-    return p.rows * p.n <= COPIED and _forced < 0 and not (p.is_transformed or p.expands or is_loss(p.op))
+    cdef int i, itemsize = ag_itemsize[<int>choose_tile_dtype(p)]
+    for i in range(OPERANDS):
+        if is_used(p, i):
+            itemsize = max(itemsize, p.operands[i].itemsize)
+    return p.rows * p.n * itemsize <= COPIED_BYTES and _forced < 0 and not (p.is_transformed or p.expands or is_loss(p.op))
 
 
 cdef bint fits(const Problem *p, const Candidate *which, const ag_row_kernels *kernels) noexcept nogil:
