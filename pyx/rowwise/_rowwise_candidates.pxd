@@ -3,7 +3,7 @@ from ascend_grad._rowwise_kernels cimport ag_row_kernels
 from ascend_grad._rowwise_plan cimport Layout, Plan, Problem
 
 cdef enum:
-    COPIED_BYTES = 4096               # most bytes of an operand of a problem that is computed in copies on the stack
+    COPIED = 512                      # most doubles, or as many bytes, of each operand that is copied to the stack
 
 cdef bint is_copied(const Problem *p) noexcept nogil
 cdef bint is_plain(const Problem *p, Layout *layout, const ag_row_kernels *kernels) noexcept nogil

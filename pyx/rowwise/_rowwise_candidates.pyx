@@ -138,7 +138,9 @@ cdef bint is_copied(const Problem *p) noexcept nogil:
     for i in range(OPERANDS):
         if is_used(p, i):
             itemsize = max(itemsize, p.operands[i].itemsize)
-    return p.rows * p.n * itemsize <= COPIED_BYTES and _forced < 0 and not (p.is_transformed or p.expands or is_loss(p.op))
+    if p.is_transformed or p.expands or is_loss(p.op) or _forced >= 0:
+        return False
+    return p.rows * p.n * itemsize <= <Py_ssize_t>(COPIED * sizeof(double))
 
 
 cdef bint fits(const Problem *p, const Candidate *which, const ag_row_kernels *kernels) noexcept nogil:

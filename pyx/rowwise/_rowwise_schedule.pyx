@@ -29,7 +29,7 @@ from ascend_grad._kernels cimport (
     ag_variant,
 )
 from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, aligned, arena_alloc, ceil_div, magnitude
-from ascend_grad._rowwise_candidates cimport COPIED_BYTES, choose_plan, is_computed_at_once, is_copied, is_plain
+from ascend_grad._rowwise_candidates cimport COPIED, choose_plan, is_computed_at_once, is_copied, is_plain
 from ascend_grad._rowwise_costs cimport plain_time
 from ascend_grad._rowwise_expanded cimport convert_inputs, expand_rows, place_expanded
 from ascend_grad._rowwise_plan cimport (
@@ -129,7 +129,7 @@ cdef void copy_rows(const Problem *p, int which, char *rows, bint to_operand, ag
 
 cdef void copy_input(const Problem *p, int which, ag_dtype dtype, char *rows, ag_variant variant) noexcept nogil:
     """Copy all rows of an input of a small problem to adjacent rows of a dtype."""
-    cdef double[COPIED_BYTES // 8] copied
+    cdef double[COPIED] copied
     if p.operands[which].dtype == dtype:
         copy_rows(p, which, rows, False, variant)
         return
@@ -139,14 +139,13 @@ cdef void copy_input(const Problem *p, int which, ag_dtype dtype, char *rows, ag
 
 cdef void compute_copies(const Problem *p) noexcept nogil:
     """Compute a small problem in dense copies of its rows."""
-    cdef double[COPIED_BYTES // 8] a, b
-    cdef uint8_t[COPIED_BYTES // 2] mask
+    cdef double[COPIED] a, b, mask
     cdef ag_variant variant = _cpu.active()
     cdef ag_dtype dtype = choose_tile_dtype(p)
     cdef ag_tile tile
     copy_input(p, A, dtype, <char *>a, variant)
     tile.a = tile.b = tile.out = <char *>a
-    tile.mask = mask
+    tile.mask = <const uint8_t *>mask
     tile.a_stride = tile.b_stride = tile.out_stride = p.n * ag_itemsize[<int>dtype]
     tile.mask_stride = p.n
     if has_b(p.op):
