@@ -96,8 +96,8 @@ def blocks(kept: Mapping[str, Results], grids: Sequence[Results] = ()) -> dict[s
         found["classifier_machine"] = _drawn_block(classifiers)
         found |= report.classifier_blocks(classifiers["linear"])
     if grids:
-        rows = classifiers["linear"] if classifiers else ()
-        found |= report.grid_blocks(grids) | {"grid_overview": report.overview_block(grids, rows)}
+        overview = report.overview_block(grids, classifiers["linear"] if classifiers else ())
+        found |= report.grid_blocks(grids) | {"grid_overview": overview}
         found["grid_machine"] = "\n".join(map(_drawn_block, grids))
         chart = f"![Random problems compared with NumPy and PyTorch]({GRID_CHART})"
         found["grid_chart"] = f"{chart}\n\n{GRID_CAPTION}\n"
