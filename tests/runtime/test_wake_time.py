@@ -50,7 +50,7 @@ def test_a_call_has_a_thread_for_every_15_microseconds():
 
 def test_calls_back_to_back_start_a_team():
     """The serial times of calls that follow each other add up; a pause ends the sum."""
-    wake_in(3e6)
+    wake_in(3.5e6)
     for _ in range(3):
         sizes = [_threads.threads_after(PAUSE, PAUSE, 1e6)] + [_threads.threads_after(0, PAUSE, 1e6) for _ in range(3)]
         assert sizes == [1, 1, 1, 4]
