@@ -141,8 +141,8 @@ class Without:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error")
-    # torch 2.14 gives this warning about its own rules of forward mode.
-    config.addinivalue_line("filterwarnings", "ignore:.torch.jit.script. is deprecated:FutureWarning")
+    # torch gives this warning about its own rules of forward mode, a DeprecationWarning before 2.14.
+    config.addinivalue_line("filterwarnings", "ignore:.torch.jit.script. is deprecated")
     for package, paths in ABOUT_PACKAGES.items():
         if importlib.util.find_spec(package) is None:
             config.pluginmanager.register(Without(paths))
