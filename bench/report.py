@@ -407,6 +407,11 @@ def _summary(ratios: Sequence[tuple[float, Row]]) -> list[str]:
     return [times(statistics.geometric_mean(found)), *map(percent, shares)]
 
 
+def _sides_of(groups: Iterable[Sequence[Row]]) -> set[str]:
+    """Return the names of all sides that were measured in some rows."""
+    return {side for rows in groups for row in rows for side in row.seconds}
+
+
 def summary_table(
     groups: Mapping[str, Sequence[Row]], rivals: Mapping[str, Sequence[str]], own: Mapping[str, str] | None = None
 ) -> str:
@@ -414,7 +419,7 @@ def summary_table(
 
     ``rivals`` has the names of each rival's sides, and ``own`` our side in each group, if that is not `OWN`.
     """
-    sides = {side for rows in groups.values() for row in rows for side in row.seconds}
+    sides = _sides_of(groups.values())
     # oneDNN takes part where it is installed.
     rivals = {rival: names for rival, names in rivals.items() if names not in RARE or sides & {*names}}
     header = ["rival's time / ours", "problems"]
@@ -432,7 +437,7 @@ def overview_block(grids: Sequence[Results], classifiers: Sequence[Row] = ()) ->
     """Make a short summary: a line for each family of operators, and a column for each rival."""
     families = {family: [row for grid in grids for row in grid[section]] for family, section in FAMILIES.items()}
     families = {family: rows for family, rows in (families | {"classifiers": [*classifiers]}).items() if rows}
-    sides = {side for rows in families.values() for row in rows for side in row.seconds}
+    sides = _sides_of(families.values())
     rivals = {rival: names for rival, names in RIVALS.items() if sides & {*names}}
     lines = [
         [family, str(len(rows)), *(_brief(_ratios(rows, names)) for names in rivals.values())]
@@ -465,7 +470,7 @@ def classifier_blocks(rows: Sequence[Row]) -> dict[str, str]:
 
 def variants_block(rows: Sequence[Row]) -> str:
     """Make a table of the variants in linear problems of 16 bits: how many times as long others take."""
-    sides = {side for row in rows for side in row.seconds}
+    sides = _sides_of([rows])
     names = [variant for variant in _cpu.VARIANTS if side_of(variant) in sides]
     if not names:
         return "These results have no times of each variant, which the benchmark got later.\n"

@@ -141,8 +141,9 @@ class Without:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error")
-    # torch gives this warning about its own rules of forward mode, a DeprecationWarning before 2.14.
-    config.addinivalue_line("filterwarnings", "ignore:.torch.jit.script. is deprecated")
+    # torch gives this warning about its own rules of forward mode, in 2.14 as a FutureWarning.
+    for category in ("DeprecationWarning", "FutureWarning"):
+        config.addinivalue_line("filterwarnings", f"ignore:.torch.jit.script. is deprecated:{category}")
     for package, paths in ABOUT_PACKAGES.items():
         if importlib.util.find_spec(package) is None:
             config.pluginmanager.register(Without(paths))

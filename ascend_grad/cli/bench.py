@@ -82,8 +82,10 @@ SUITES = {
 }
 #: Names of the two families of operators of random problems.
 GROUPS = ("rowwise", "linear")
-#: Names of the options of random problems, and of all options that few suites have, with these suites.
-RANDOM_OPTIONS = ("count", "seed", "operators", "max_elements", "layouts", "max_rows", "few_classes")
+#: Names of the options that narrow random problems, of all options of random problems, and of all options that few
+#: suites have, with these suites.
+NARROWING = ("operators", "max_elements", "layouts", "max_rows")
+RANDOM_OPTIONS = ("count", "seed", *NARROWING, "few_classes")
 SUITES_OF = {
     "quick": ("rowwise", "linear", "torch", "losses", "programs"),
     "plot": ("rowwise", "random"),
@@ -238,7 +240,7 @@ def _check_options(args: argparse.Namespace) -> None:
     for option, minimum in least.items():
         if (value := getattr(args, option)) is not None and value < minimum:
             raise CommandError(f"--{option.replace('_', '-')}: expected a number of at least {minimum}, got {value}")
-    narrowed = [option for option in RANDOM_OPTIONS[2:-1] if getattr(args, option) is not None]
+    narrowed = [option for option in NARROWING if getattr(args, option) is not None]
     if args.update_readme and narrowed:
         raise CommandError(f"--update-readme needs all random problems, without --{narrowed[0].replace('_', '-')}")
     args.count = COUNT if args.count is None else args.count

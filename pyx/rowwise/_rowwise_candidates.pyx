@@ -135,11 +135,11 @@ cdef bint is_copied(const Problem *p) noexcept nogil:
     The problem then takes less time than the choice of a plan.
     """
     cdef int i, itemsize = ag_itemsize[<int>choose_tile_dtype(p)]
+    if p.is_transformed or p.expands or is_loss(p.op) or _forced >= 0:
+        return False
     for i in range(OPERANDS):
         if is_used(p, i):
             itemsize = max(itemsize, p.operands[i].itemsize)
-    if p.is_transformed or p.expands or is_loss(p.op) or _forced >= 0:
-        return False
     return p.rows * p.n * itemsize <= <Py_ssize_t>(COPIED * sizeof(double))
 
 

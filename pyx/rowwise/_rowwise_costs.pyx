@@ -82,7 +82,7 @@ cdef enum:
 cdef double COMPUTED_TWICE = 1.5
 # Nanoseconds that the buffers of column kernels take for a block of columns that is no strip.
 cdef double SCRATCH = 150
-# Nanoseconds that a call of a kernel takes for rows in place, and those of a cross-entropy.
+# Nanoseconds that a call of a kernel takes for rows in place: of a softmax or its gradient, and of a cross-entropy.
 cdef double CALL = 25
 cdef double LOSS_CALL = 120
 # Nanoseconds that a cross-entropy takes for a row, or a column, beside its elements.
@@ -193,7 +193,7 @@ cdef double kernel_time(const Problem *p, const Plan *plan) noexcept nogil:
 # ---- copies ----------------------------------------------------------------------------------------------------------
 
 cdef double copies_of_box(const Plan *plan, const Problem *p) noexcept nogil:
-    """Return how many copies an operand of a box takes, as a copy has two axes of the rows."""
+    """Return how many copies take as long as that of a box: each has two axes of the rows, and the axes take one."""
     cdef Py_ssize_t longest = 1, next = 1, rows = 1, length
     cdef int axis
     for axis in range(p.axes):
@@ -261,6 +261,7 @@ cdef void count_terms(const Problem *p, const Memory *memory, const Plan *plan, 
     """Count the terms of a plan."""
     cdef Py_ssize_t rows = plan.block_size, length = plan.split_size if plan.is_split else p.n
     cdef double tiles = <double>plan.blocks * plan.splits, elements = <double>p.rows * p.n, tile_bytes = 0, share, copies = 1
+    cdef Py_ssize_t copied
     cdef int phases = (3 if is_forward(p.op) else 2) if plan.is_split else 1
     cdef int passes = 3 if is_forward(p.op) else 2, times, i, level = memory.level
     cdef Extent[OPERANDS] extents
@@ -296,10 +297,9 @@ cdef void count_terms(const Problem *p, const Memory *memory, const Plan *plan, 
             counts[JUMPS] += extents[i].runs * tiles * times
         if plan.gathers and not plan.direct[i]:
             counts[COPIES] += tiles * times * copies
-            share = 1.0 / length if plan.constant[i] else 1.0
-            count_copies(
-                p, plan, i, elements * share * (1 if i == OUT else times), rows, 1 if plan.constant[i] else length, counts
-            )
+            copied = 1 if plan.constant[i] else length
+            share = copied / <double>length
+            count_copies(p, plan, i, elements * share * (1 if i == OUT else times), rows, copied, counts)
             if i != MASK and p.operands[i].dtype != plan.tile_dtype:
                 counts[CONVERTED] += elements * share
     if plan.gathers:
