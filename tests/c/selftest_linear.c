@@ -256,6 +256,17 @@ static void test_block(ag_variant variant, ag_dtype dtype, ptrdiff_t rows, ptrdi
     free(x), free(w), free(max), free(sum), free(grad), free(p), free(slack);
 }
 
+/* Round p to bfloat16, towards zero, as it is in gradients of bfloat16. */
+static void truncate_values(char *p, ptrdiff_t n)
+{
+    for (ptrdiff_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, p + 4 * i, 4);
+        bits &= 0xffff0000;
+        memcpy(p + 4 * i, &bits, 4);
+    }
+}
+
 /* The products that pack nothing: p = A B^T over few rows A, then p B and p^T A. */
 static void test_skinny(ag_variant variant, ag_dtype dtype, ptrdiff_t few, ptrdiff_t many, ptrdiff_t hidden, int strided)
 {
@@ -263,15 +274,15 @@ static void test_skinny(ag_variant variant, ag_dtype dtype, ptrdiff_t few, ptrdi
     const ag_dtype own = k->acc_size == 8 ? AG_FLOAT64 : AG_FLOAT32;
     const double eps = own == AG_FLOAT64 ? 0x1p-53 : 0x1p-24, coarse = dtype == own ? 0 : dtype == AG_BFLOAT16 ? 0x1p-8 : 0x1p-11;
     const ptrdiff_t pitch = up(hidden, k->vector);
-    double *a = numbers(few * hidden, 1), *b = numbers(many * hidden, 1), *none = numbers(many * hidden, 0);
+    double *a = numbers(few * hidden, 1), *b = numbers(many * hidden, 1), *none = numbers((many + few) * hidden, 0);
     const ag_rows left = {matrix(a, few, hidden, dtype, strided), 0, 0, few};
     const ag_rows right = {matrix(b, many, hidden, dtype, strided), 0, 0, many};
     const ag_rows out = {matrix(none, many, hidden, dtype, strided), 0, 0, many};
     const ptrdiff_t p_pitch = up(many, 16);
+    const ag_rows few_out = {matrix(none, few, hidden, dtype, strided), 0, 0, few};
     char *p = zeros(few * p_pitch * k->acc_size), *sums = zeros(few * pitch * k->acc_size);
+    char *sums_of_p = zeros(few * pitch * k->acc_size);
     k->dot_products(&left, &right, 0, hidden, p, p_pitch);
-    k->sum_rows(few, &right, 0, hidden, p, p_pitch, sums, pitch, 0);
-    k->write_rows(variant, &left, &out, 0, hidden, p, p_pitch, 1, 0);
     for (ptrdiff_t r = 0; r < few; r++) {
         for (ptrdiff_t s = 0; s < many; s++) {
             double value = 0, size = 0;
@@ -280,6 +291,15 @@ static void test_skinny(ag_variant variant, ag_dtype dtype, ptrdiff_t few, ptrdi
             CHECK(fabs(got - value) <= 16 * eps * size, "A B^T %s %s: %g is not %g", ag_variant_names[variant], dtype_names[dtype], got, value);
         }
     }
+    if (dtype == AG_BFLOAT16) truncate_values(p, few * p_pitch);
+    for (ptrdiff_t r = 0; r < few; r += AG_MAX_UNPACKED_ROWS) {
+        const ptrdiff_t count = few - r < AG_MAX_UNPACKED_ROWS ? few - r : AG_MAX_UNPACKED_ROWS;
+        const char *of_rows = p + r * p_pitch * k->acc_size;
+        k->sum_rows(count, &right, 0, hidden, of_rows, p_pitch, sums + r * pitch * k->acc_size, pitch, 0);
+        k->sum_p_rows(count, &right, 0, hidden, of_rows, p_pitch, sums_of_p + r * pitch * k->acc_size, pitch, 0);
+    }
+    k->write_p_rows(variant, &left, &out, 0, hidden, p, p_pitch, 1, 0);
+    if (many <= AG_TERMS) k->write_p_rows(variant, &right, &few_out, 0, hidden, p, 1, p_pitch, 0);
     for (ptrdiff_t c = 0; c < hidden; c++) {
         for (ptrdiff_t r = 0; r < few; r++) {
             double value = 0, size = 0;
@@ -287,8 +307,14 @@ static void test_skinny(ag_variant variant, ag_dtype dtype, ptrdiff_t few, ptrdi
                 const double term = real_at(k, p, r * p_pitch + s) * b[s * hidden + c];
                 value += term, size += fabs(term);
             }
-            const double got = real_at(k, sums, r * pitch + c);
-            CHECK(fabs(got - value) <= 16 * eps * size, "p B %s %s: %g is not %g", ag_variant_names[variant], dtype_names[dtype], got, value);
+            const double got[] = {real_at(k, sums, r * pitch + c), real_at(k, sums_of_p, r * pitch + c)};
+            for (int i = 0; i < 2; i++) {
+                CHECK(fabs(got[i] - value) <= 16 * eps * size, "p B %s %s: %g is not %g", ag_variant_names[variant], dtype_names[dtype], got[i], value);
+            }
+            if (many > AG_TERMS) continue;
+            const double written = get(few_out.matrix.data + r * few_out.matrix.row_stride + c * few_out.matrix.step, dtype);
+            CHECK(fabs(written - value) <= 16 * eps * size + coarse * fabs(value) + (dtype == AG_FLOAT16 ? 0x1p-25 : 0),
+                  "written p B %s %s: %g is not %g", ag_variant_names[variant], dtype_names[dtype], written, value);
         }
         for (ptrdiff_t s = 0; s < many; s++) {
             double value = 0, size = 0;
@@ -301,7 +327,8 @@ static void test_skinny(ag_variant variant, ag_dtype dtype, ptrdiff_t few, ptrdi
                   "p^T A %s %s: %g is not %g", ag_variant_names[variant], dtype_names[dtype], got, value);
         }
     }
-    free(left.matrix.data), free(right.matrix.data), free(out.matrix.data), free(a), free(b), free(none), free(p), free(sums);
+    free(left.matrix.data), free(right.matrix.data), free(out.matrix.data), free(few_out.matrix.data), free(a), free(b), free(none);
+    free(p), free(sums), free(sums_of_p);
 }
 
 /* The Hessian's product with changes of the logits, in a transposed tile of both, and the sums of its rows. */

@@ -344,8 +344,11 @@ typedef struct {
     void (*sum_rows)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const void *p,
                      ptrdiff_t pitch, void *sums, ptrdiff_t sums_pitch, int add);
     void (*combine)(const void *from, ptrdiff_t count, ptrdiff_t stride, ptrdiff_t n, void *to);
-    void (*write_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
-                       const void *p, ptrdiff_t r_stride, ptrdiff_t s_stride, int nontemporal);
+    /* The same sums, and rows that are written once, if p is P: its values are bfloat16 in kinds of pairs. */
+    void (*sum_p_rows)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const void *p,
+                       ptrdiff_t pitch, void *sums, ptrdiff_t sums_pitch, int add);
+    void (*write_p_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
+                         const void *p, ptrdiff_t r_stride, ptrdiff_t s_stride, int nontemporal);
     void (*tile_to_logits)(const ag_linear_block *block, void *tile);
     void (*tile_to_gradient)(const ag_linear_block *block, void *tile);
     void (*tile_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, ag_sum *sum, double *rest,

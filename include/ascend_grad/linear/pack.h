@@ -184,8 +184,14 @@ static void K(pack_right)(void *to, ptrdiff_t pitch AG_UNUSED, const ag_matrix *
 /* Return n values, at most VL, of two rows as pairs. Lanes from n on are zero; without a second row, its values are. */
 AG_INLINE u32v K(load_pairs)(const char *row, const char *second, ptrdiff_t n)
 {
-    const u16v low = v_u16_load_partial(row, n);
-    const u16v high = second ? v_u16_load_partial(second, n) : (u16v){0};
+    u16v low, high = {0};
+    if (n == VL) {
+        memcpy(&low, row, sizeof low);
+        if (second) memcpy(&high, second, sizeof high);
+    } else {
+        low = v_u16_load_partial(row, n);
+        if (second) high = v_u16_load_partial(second, n);
+    }
     return __builtin_convertvector(low, u32v) | __builtin_convertvector(high, u32v) << 16;
 }
 #endif

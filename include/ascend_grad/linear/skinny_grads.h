@@ -259,6 +259,23 @@ static void K(write_columns)(ag_variant variant, const ag_rows *resident, const 
     }
 }
 
+/* Store n results in a row of this matrix from `place` on, rounded to its dtype. */
+static void K(place_results)(ag_variant variant, const acc_t *results, ptrdiff_t n, const ag_matrix *to, char *place)
+{
+    const ag_dtype own = AG_IS_F64 ? AG_FLOAT64 : AG_FLOAT32;
+    const int itemsize = ag_itemsize[to->dtype];
+    char rounded[AG_FETCH * 8];
+    for (ptrdiff_t c = 0; c < n; c += AG_FETCH) {
+        const ptrdiff_t count = n - c < AG_FETCH ? n - c : AG_FETCH;
+        const char *source = (const char *)(results + c);
+        if (to->dtype != own) {
+            ag_convert(variant, AG_IS_F64, source, to->dtype, rounded, count);
+            source = rounded;
+        }
+        ag_copy_block(place + c * to->step, 0, to->step, source, 0, itemsize, 1, count, itemsize, to->swapped);
+    }
+}
+
 /* Write features [first, first + n) of every row s of `to`: the sum over the resident rows r, at most AG_TERMS, of p(r, s) times
  * row r. Results are rounded once, to any dtype and layout. */
 static void K(write_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
@@ -271,7 +288,7 @@ static void K(write_rows)(ag_variant variant, const ag_rows *resident, const ag_
     const int copies = to->count >= K(NARROW) && K(collides)(resident);
     const int is_copied = copies || !K(is_in_place)(&resident->matrix);
     const ptrdiff_t most = is_copied ? K(SHORT) / divisor / VL * VL : K(SEGMENT);
-    char buffer[AG_MAX_UNPACKED_ROWS * K(SHORT) * sizeof(acc_t) + AG_TERMS * K(PADDING)], results[K(NARROW)][4096], rounded[4096];
+    char buffer[AG_MAX_UNPACKED_ROWS * K(SHORT) * sizeof(acc_t) + AG_TERMS * K(PADDING)], results[K(NARROW)][4096];
     const char *rows[AG_TERMS];
     if (n <= K(THIN) && s_stride == 1 && to->count <= AG_MAX_STREAMED_STEP) {
         K(write_columns)(variant, resident, to, first, n, (const acc_t *)p, r_stride);
@@ -298,17 +315,7 @@ static void K(write_rows)(ag_variant variant, const ag_rows *resident, const ag_
             AG_BY_DTYPE(is_direct ? dtype : own, K(write_segment), 0, rows, resident->count, length, of_rows, r_stride,
                         s_stride, ns, targets);
             for (ptrdiff_t i = 0; !is_direct && i < ns; i++) {
-                /* AG_FETCH values at a time fit into `rounded`, even as float64 results of float32 sums. */
-                for (ptrdiff_t c = 0; c < length; c += AG_FETCH) {
-                    const ptrdiff_t count = length - c < AG_FETCH ? length - c : AG_FETCH;
-                    const char *source = results[i] + c * (ptrdiff_t)sizeof(acc_t);
-                    if (dtype != own) {
-                        ag_convert(variant, AG_IS_F64, source, dtype, rounded, count);
-                        source = rounded;
-                    }
-                    ag_copy_block(places[i] + c * to->matrix.step, 0, to->matrix.step, source, 0, itemsize, 1, count,
-                                  itemsize, to->matrix.swapped);
-                }
+                K(place_results)(variant, (const acc_t *)results[i], length, &to->matrix, places[i]);
             }
         }
     }

@@ -103,7 +103,9 @@ AG_INLINE u16v v_bf16_narrow(f32v v)
 {
     const u32v result = v_bf16_round(v) >> 16;
 #if AG_IS_AVX512
-    return (u16v)_mm512_cvtepi32_epi16((__m512i)result);
+    __m256i narrow = _mm512_cvtepi32_epi16((__m512i)result);
+    __asm__("" : "+x"(narrow)); /* the form that stores is slow */
+    return (u16v)narrow;
 #elif AG_IS_AVX2
     const __m256i pairs = _mm256_packus_epi32((__m256i)result, (__m256i)result);
     return (u16v)_mm256_castsi256_si128(_mm256_permute4x64_epi64(pairs, 0x08));
