@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 DOCUMENTS = (
     ROOT / "README.md",
-    *(DOCS / f"{name}.md" for name in ("benchmark", "development/benchmark", "fitting", "torch", "scaling")),
+    *(DOCS / f"{name}.md" for name in ("benchmark", "fitting", "torch", "scaling")),
+    *sorted((DOCS / "development" / "benchmark").glob("*.md")),
 )
 #: The pictures, which are drawn into the folder of the pages when these are built.
 CHART, GRID_CHART = "benchmark.svg", "grid.svg"
