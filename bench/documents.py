@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from . import charts, report, targets
+from . import report, targets
 from .parallel import report as parallel_report
 from .parallel.measure import ParallelResults
 from .results import FOLDER, Results
@@ -22,20 +22,14 @@ DOCUMENTS = (
     *(DOCS / f"{name}.md" for name in ("benchmark", "fitting", "torch", "scaling")),
     *sorted((DOCS / "development" / "benchmark").glob("*.md")),
 )
-#: The pictures, which are drawn into the folder of the pages when these are built.
-CHART, GRID_CHART = "benchmark.svg", "grid.svg"
 #: The results in the source tree, by the names of their files. Names of results of random problems contain the seed.
 KEPT = ("speed", "accuracy", "linear", "tensors", "losses", "programs", "fit", "classifiers")
 GRID, PARALLEL = "grid_{}.json", "parallel.json"
 #: Blocks of the documents that the command does not print, as other blocks also show their results.
 NOT_PRINTED = (
-    *("machine", "speed", "chart", "torch", "others", "losses", "linear_machine", "tensors_machine", "loss_machine"),
+    *("machine", "speed", "torch", "others", "losses", "linear_machine", "tensors_machine", "loss_machine"),
     "program_machine",
-    *("grid_machine", "grid_chart", "grid_overview", "classifier_machine"),
-)
-#: The caption of the picture of the grids.
-GRID_CAPTION = (
-    "Each point compares a random problem with one rival: above the line this library is faster, below it the rival."
+    *("grid_machine", "grid_overview", "classifier_machine"),
 )
 
 _BLOCK = re.compile(r"(<!-- bench:(?P<name>\w+):begin -->\n).*?(<!-- bench:(?P=name):end -->)", re.DOTALL)
@@ -66,8 +60,7 @@ def blocks(kept: Mapping[str, Results], grids: Sequence[Results] = ()) -> dict[s
     lines: list[targets.Target] = []
     if speed := kept.get("speed"):
         lines += targets.rowwise_targets(speed["speed"])
-        chart = f"![Speed of named cases compared with NumPy and PyTorch]({CHART})\n"
-        found |= {"machine": machine_block(speed), "chart": chart} | report.rowwise_blocks(speed["speed"])
+        found |= {"machine": machine_block(speed)} | report.rowwise_blocks(speed["speed"])
     if accuracy := kept.get("accuracy"):
         lines += targets.accuracy_targets(accuracy["accuracy"])
         found["accuracy"] = report.accuracy_block(accuracy["accuracy"])
@@ -100,8 +93,6 @@ def blocks(kept: Mapping[str, Results], grids: Sequence[Results] = ()) -> dict[s
         overview = report.overview_block(grids, classifiers["linear"] if classifiers else ())
         found |= report.grid_blocks(grids) | {"grid_overview": overview}
         found["grid_machine"] = "\n".join(map(_drawn_block, grids))
-        chart = f"![Random problems compared with NumPy and PyTorch]({GRID_CHART})"
-        found["grid_chart"] = f"{chart}\n\n{GRID_CAPTION}\n"
     return found
 
 
@@ -150,17 +141,3 @@ def update_documents() -> None:
     contents = contents_of_documents()
     for path in DOCUMENTS:
         path.write_text(filled(path.read_text(encoding="utf-8"), contents), encoding="utf-8")
-
-
-def draw_charts(results: Path, folder: Path) -> None:
-    """Draw the pictures of the documents.
-
-    Parameters
-    ----------
-    results : Path
-        The folder with the results: the wheel, whose code draws, does without them.
-    folder : Path
-        The folder of the pages.
-    """
-    charts.speed_chart(read(results / "speed.json")["speed"], folder / CHART)
-    charts.grid_chart(kept_grids(results), folder / GRID_CHART)

@@ -1,4 +1,4 @@
-"""The committed pictures of the documents, for light and dark themes: speed of six jobs, memory, and the way of a call.
+"""The committed pictures of the documents, for light and dark themes: speed, memory, and the way of a call.
 
 ``python -m ascend_grad.bench.pictures`` draws them into the documents again, from the stored results. ``--measure``
 first measures the memory of losses, for less than a minute.
@@ -17,13 +17,17 @@ import ascend_grad as ag
 
 from . import machine
 from .case import WHOLE, Case
-from .documents import DOCS
+from .documents import DOCS, kept_grids
 from .measure import memory
 from .results import FOLDER, NUMPY, OWN, TORCH, Results, Row
 
 PICTURES = DOCS / "pictures"
 #: The file with the measured memory of the cases below, in the folder of the results.
 MEMORY = "memory"
+#: The beginning of the names under which the results of random problems are drawn.
+GRID = "grid"
+#: The rivals of the pictures of speed: the class of their marks, and their names.
+RIVALS = (("numpy", "NumPy"), ("torch", "PyTorch"))
 TOKENS, FEATURES = 4096, 1024
 VOCABULARIES = (10_000, 50_000, 100_000, 150_000)
 CASES = [Case(WHOLE, "float32", (TOKENS, vocabulary, FEATURES), "loss and gradients") for vocabulary in VOCABULARIES]
@@ -78,11 +82,32 @@ STYLE = """
 text { font: 13px sans-serif; fill: #1f2328; } .detail, .tick { font-size: 11px; fill: #59636e; }
 .numpy, .own { fill: #7a9cc6; } .torch, .logits { fill: #e07a3f; } line { stroke: #d1d9e0; } .one { stroke: #1f2328; }
 .box { fill: none; stroke: #7a9cc6; } .head { fill: #59636e; } .arrow { stroke: #59636e; }
+.dots { fill: none; stroke-width: 4; stroke-linecap: round; opacity: 0.6; }
+.dots.numpy { stroke: #7a9cc6; } .dots.torch { stroke: #e07a3f; }
 @media (prefers-color-scheme: dark) {
   text { fill: #f0f6fc; } .detail, .tick { fill: #9198a1; } line { stroke: #3d444d; } .one { stroke: #f0f6fc; }
   .head { fill: #9198a1; } .arrow { stroke: #9198a1; }
 }
 """
+
+
+#: The ends of the axes of random problems: ratios, and sizes of each panel.
+RATIOS, RATIO_TICKS = (0.5, 200), (0.5, 1, 2, 5, 10, 20, 50, 100, 200)
+PANEL_HEIGHT, PANEL_GAP = 260, 40
+
+
+class Panel(NamedTuple):
+    """The random problems of one family: a section of the results, and powers of ten between which sizes are drawn."""
+
+    title: str
+    section: str
+    powers: tuple[int, ...]
+
+
+PANELS = (
+    Panel("row-wise operators, by elements", "rowwise", (0, 2, 4, 6, 7)),
+    Panel("linear operators, by BT × V × H", "linear", (0, 3, 6, 9, 11)),
+)
 
 
 class Box(NamedTuple):
@@ -120,12 +145,12 @@ def speed(results: Mapping[str, Results]) -> str:
     bottom = TOP + ROW * len(JOBS)
     parts = [
         _text(LEFT, 20, "Speed-up over a rival (higher is better), float32, two cores"),
-        *_legend(("numpy", "NumPy"), ("torch", "PyTorch")),
+        *_legend(*RIVALS),
         *_axis(((_x(tick), f"{tick}×", tick == 1) for tick in TICKS), bottom),
     ]
     for number, job in enumerate(JOBS):
         ratios = []
-        for kind, sides in (("numpy", NUMPY), ("torch", TORCH)):
+        for (kind, _), sides in zip(RIVALS, (NUMPY, TORCH)):
             ratio = row_of(job, results).speedup(*sides)
             assert ratio is not None, f"{job.case} has no time of {kind}"
             ratios.append((kind, _x(ratio), f"{ratio:.1f}×"))
@@ -145,8 +170,35 @@ def memory_by_vocabulary(results: Mapping[str, Results]) -> str:
     for number, case in enumerate(CASES):
         sizes = (("logits", 4 * math.prod(case.shape[:2]) / 2**30), ("own", measured[case] / 2**30))
         bars = [(kind, _memory_x(size), f"{size:.2f} GiB") for kind, size in sizes]
-        parts += _bars(number, f"{case.shape[1]:,} words", "loss and both gradients", _memory_x(0), bars)
-    return _svg("Memory of a loss over a vocabulary, beside the bytes of its logits", bottom + 30, parts)
+        parts += _bars(number, f"vocabulary {case.shape[1]:,}", "loss and both gradients", _memory_x(0), bars)
+    return _svg("Memory of a loss over a vocabulary, compared with the size of its logits", bottom + 30, parts)
+
+
+def random_problems(results: Mapping[str, Results]) -> str:
+    """Draw a point for every random problem and rival: the speed-up over the size of the problem."""
+    bottom, left = TOP + PANEL_HEIGHT, 50
+    width = (WIDTH - left - PANEL_GAP - 10) / len(PANELS)
+    grids = [grid for name, grid in sorted(results.items()) if name.startswith(GRID)]
+    parts = [_text(left, 20, "Speed-up over a rival (higher is better), two cores"), *_legend(*RIVALS, left=left)]
+    for number, panel in enumerate(PANELS):
+        start = left + number * (width + PANEL_GAP)
+        for tick in RATIO_TICKS:
+            y, kind = _place(tick, RATIOS, bottom, TOP), ' class="one"' if tick == 1 else ""
+            parts.append(f'<line{kind} x1="{start:g}" y1="{y:g}" x2="{start + width:g}" y2="{y:g}"/>')
+            parts.append(_text(start - 5, y + 4, f"{tick:g}×", "tick", "end"))
+        sizes = (10.0 ** panel.powers[0], 10.0 ** panel.powers[-1])
+        for power in panel.powers:
+            parts.append(_text(_place(10.0**power, sizes, start, start + width), bottom + 16, f"1e{power}", "tick", "middle"))
+        parts.append(_text(start + width / 2, bottom + 34, panel.title, "detail", "middle"))
+        for (kind, _), sides in zip(RIVALS, (NUMPY, TORCH)):
+            places = [
+                (_place(math.prod(row.case.shape), sizes, start, start + width), _place(ratio, RATIOS, bottom, TOP))
+                for grid in grids
+                for row in grid[panel.section]
+                if (ratio := row.speedup(*sides)) is not None
+            ]
+            parts.append(f'<path class="dots {kind}" d="{"".join(f"M{x:g} {y:g}h0" for x, y in places)}"/>')
+    return _svg("Speed-up over NumPy and PyTorch for random problems (higher is better)", bottom + 44, parts)
 
 
 def way_of_a_call(_: Mapping[str, Results]) -> str:
@@ -180,9 +232,9 @@ def _svg(title: str, height: float, parts: list[str]) -> str:
     )
 
 
-def _legend(*entries: tuple[str, str]) -> Iterator[str]:
+def _legend(*entries: tuple[str, str], left: int = LEFT) -> Iterator[str]:
     for place, (kind, words) in enumerate(entries):
-        x = LEFT + 90 * place
+        x = left + 90 * place
         yield f'<rect class="{kind}" x="{x}" y="32" width="{BAR}" height="{BAR}"/>'
         yield _text(x + 20, 44, words)
 
@@ -210,6 +262,13 @@ def _x(ratio: float) -> float:
     return round(LEFT + (WIDTH - LEFT - RIGHT) * share, 1)
 
 
+def _place(value: float, ends: tuple[float, float], start: float, end: float) -> float:
+    """Return the place of a value on a logarithmic axis. Values beyond its ends are drawn there."""
+    low, high = ends
+    share = math.log(min(max(value, low), high) / low) / math.log(high / low)
+    return round(start + (end - start) * share, 1)
+
+
 def _memory_x(size: float) -> float:
     return round(LEFT + (WIDTH - LEFT - RIGHT) * size / LARGEST_MEMORY, 1)
 
@@ -220,13 +279,14 @@ def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "") -> s
 
 
 #: The functions that draw the pictures, by the names of their files.
-DRAWN = {"speed": speed, "memory": memory_by_vocabulary, "call": way_of_a_call}
+DRAWN = {"speed": speed, "random": random_problems, "memory": memory_by_vocabulary, "call": way_of_a_call}
 
 
 def stored_results(folder: Path) -> dict[str, Results]:
     """Return the stored results that the pictures show, by the names of their files."""
     names = {MEMORY, *(job.file for job in JOBS)}
-    return {name: Results.from_json((folder / f"{name}.json").read_text(encoding="utf-8")) for name in names}
+    found = {name: Results.from_json((folder / f"{name}.json").read_text(encoding="utf-8")) for name in names}
+    return found | {f"{GRID}{number}": grid for number, grid in enumerate(kept_grids(folder))}
 
 
 def pictures(folder: Path) -> dict[str, str]:

@@ -1,11 +1,8 @@
 """Settings of Sphinx: the Markdown pages of this folder, and a page for every public name, from its docstring."""
 
-from pathlib import Path
-
 import numpydoc.xref
 
 import ascend_grad
-from ascend_grad.bench import documents
 
 project = "ascend_grad"
 author = "ascend_grad developers"
@@ -60,13 +57,3 @@ html_css_files = ["tables.css"]
 html_title = "ascend_grad"
 html_show_sourcelink = False
 html_show_copyright = False
-
-
-def setup(app):
-    app.connect("builder-inited", draw_charts)
-
-
-def draw_charts(app):
-    """Draw the benchmark's pictures from the results that are kept with the sources."""
-    pages = Path(app.srcdir)
-    documents.draw_charts(pages.parent / "bench" / "results", pages)

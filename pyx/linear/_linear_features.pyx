@@ -117,7 +117,7 @@ cdef void write_features(const void *context, Py_ssize_t task, int thread) noexc
     cdef ag_rows entries = rows_of(&run.p.weight, NULL, 0, run.p.vocab), results
     if plan.work.with_input_grad:
         results = rows_of(&run.p.input_grad, tile.block.chunk.row_numbers, 0, tile.block.chunk.rows)
-        plan.kernels.write_p_rows(run.variant, &entries, &results, first, n, run.at.p, 1, plan.pitch, False)
+        plan.kernels.write_rows(run.variant, &entries, &results, first, n, run.at.p, 1, plan.pitch, False)
     if plan.work.with_weight_grad:
         results = rows_of(&run.p.weight_grad, NULL, 0, run.p.vocab)
-        plan.kernels.write_p_rows(run.variant, &rows, &results, first, n, run.at.p, plan.pitch, 1, False)
+        plan.kernels.write_rows(run.variant, &rows, &results, first, n, run.at.p, plan.pitch, 1, False)

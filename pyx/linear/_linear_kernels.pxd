@@ -232,10 +232,8 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         void (*sum_rows)(Py_ssize_t resident, const ag_rows *streamed, Py_ssize_t first, Py_ssize_t n, const void *p,
                          Py_ssize_t pitch, void *sums, Py_ssize_t sums_pitch, int add) noexcept nogil
         void (*combine)(const void *source, Py_ssize_t count, Py_ssize_t stride, Py_ssize_t n, void *to) noexcept nogil
-        void (*sum_p_rows)(Py_ssize_t resident, const ag_rows *streamed, Py_ssize_t first, Py_ssize_t n, const void *p,
-                           Py_ssize_t pitch, void *sums, Py_ssize_t sums_pitch, int add) noexcept nogil
-        void (*write_p_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, Py_ssize_t first, Py_ssize_t n,
-                             const void *p, Py_ssize_t r_stride, Py_ssize_t s_stride, int nontemporal) noexcept nogil
+        void (*write_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, Py_ssize_t first, Py_ssize_t n,
+                           const void *p, Py_ssize_t r_stride, Py_ssize_t s_stride, int nontemporal) noexcept nogil
         void (*tile_to_logits)(const ag_linear_block *block, void *tile) noexcept nogil
         void (*tile_to_gradient)(const ag_linear_block *block, void *tile) noexcept nogil
         void (*tile_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, ag_sum *sum, double *rest,

@@ -97,11 +97,11 @@ cdef void stream_rows(const void *context, Py_ssize_t task, int thread) noexcept
         if plan.work.with_bias_grad:
             plan.kernels.sum_tile(&block, tile, run.at.bias_sums + task * vocab)
         if plan.work.with_weight_grad:
-            plan.kernels.sum_p_rows(vocab, &streamed, 0, hidden, tile, pitch, partial, sums_pitch(plan), add)
+            plan.kernels.sum_rows(vocab, &streamed, 0, hidden, tile, pitch, partial, sums_pitch(plan), add)
             add = True
         if plan.work.with_input_grad:
             results = rows_of(&run.p.input_grad, chunk.row_numbers, 0, block.chunk.rows)
-            plan.kernels.write_p_rows(run.variant, &resident, &results, 0, hidden, tile, pitch, 1, each.nontemporal)
+            plan.kernels.write_rows(run.variant, &resident, &results, 0, hidden, tile, pitch, 1, each.nontemporal)
     if plan.work.with_weight_grad and not add:
         memset(partial, 0, vocab * sums_pitch(plan) * acc)
 

@@ -117,12 +117,12 @@ cdef void stream_vocab(const void *context, Py_ssize_t task, int thread) noexcep
             if plan.work.with_bias_grad:
                 sum_columns(&block, tile, acc == 8, run.p.bias_sums + entry)
             if plan.work.with_input_grad:
-                plan.kernels.sum_p_rows(
+                plan.kernels.sum_rows(
                     rows, &streamed, 0, hidden, tile, pitch, partial, sums_pitch(plan), entry > begin
                 )
             if plan.work.with_weight_grad:
                 results = rows_of(&run.p.weight_grad, NULL, entry, block.vocab.size)
-                plan.kernels.write_p_rows(run.variant, &resident, &results, 0, hidden, tile, pitch, 1, each.nontemporal)
+                plan.kernels.write_rows(run.variant, &resident, &results, 0, hidden, tile, pitch, 1, each.nontemporal)
         entry += block.vocab.size
         if _tasks.is_cancelled(run.team, thread):
             return

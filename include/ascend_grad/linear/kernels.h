@@ -39,18 +39,11 @@
 #define ROW_GROUP (AG_UNIT == AG_AMX ? 16 : AG_UNIT == AG_BFMMLA ? 2 : 1)
 #define COLUMN_GROUP (AG_UNIT == AG_BFMMLA ? 2 : 1)
 
-/* Kinds of pairs use the unpacked kernels of float32, as tiles are float32. */
+/* Kinds of pairs use unpacked kernels of float32, as tiles are float32. */
 #if AG_IS_DOT
 #define SUMS(name) AG_CONCAT3(name, f32, AG_ISA)
 #else
 #define SUMS(name) K(name)
-#endif
-
-/* But unpacked products of bfloat16 are dot products of pairs, also if there is AMX, as few rows do not fill its tiles. */
-#if AG_IS_DOT && AG_UNIT != AG_BFMMLA
-#define OF_PAIRS(name, otherwise) AG_CONCAT3(name, dot, AG_ISA)
-#else
-#define OF_PAIRS(name, otherwise) SUMS(otherwise)
 #endif
 
 #include "pack.h"
@@ -117,11 +110,24 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .weight_grad = K(weight_grad),
     .sum_p = K(sum_p),
     .probabilities = K(probabilities),
-    .dot_products = OF_PAIRS(dot_products, dot_products),
+/* Few rows do not fill a matrix unit. */
+#if AG_UNIT == AG_AMX
+    .dot_products = AG_CONCAT3(dot_products, dot, AG_ISA),
+#elif AG_UNIT == AG_BFMMLA
+    .dot_products = SUMS(dot_products),
+#else
+    .dot_products = K(dot_products),
+#endif
+/* Intel's dot products have half the rate of AMD's (../foreach_isa.h), so that CPUs with AMX keep to float32 here. */
+#if AG_IS_DOT && !AG_UNIT
+    .sum_rows = K(sum_rows),
+    .combine = SUMS(combine),
+    .write_rows = K(write_rows),
+#else
     .sum_rows = SUMS(sum_rows),
     .combine = SUMS(combine),
-    .sum_p_rows = OF_PAIRS(sum_p_rows, sum_rows),
-    .write_p_rows = OF_PAIRS(write_p_rows, write_rows),
+    .write_rows = SUMS(write_rows),
+#endif
     .tile_to_logits = SUMS(tile_to_logits),
     .tile_to_gradient = SUMS(tile_to_gradient),
     .tile_to_max_sum = SUMS(tile_to_max_sum),
@@ -143,7 +149,6 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
 #undef AG_BY_DTYPE
 #undef K
 #undef SUMS
-#undef OF_PAIRS
 #undef MR
 #undef NV
 #undef NR

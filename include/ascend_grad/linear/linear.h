@@ -47,8 +47,9 @@
  * If vocabulary entries are few, a tile is entries x rows, so that lanes are full for any number of entries. A loss whose P is
  * (softmax - one_hot) * grad then makes statistics and P of the same exponentials. Each lane adds up its own row, in the order of
  * the entries, so that these sums do not depend on other rows.
- * If both sides are short, tasks are ranges of the features, and both gradients are written once. Logits of bfloat16 use dot
- * products if the CPU has them. The other products are f32: bfloat16 is widened while it is read.
+ * If both sides are short, tasks are ranges of the features, and both gradients are written once. Products of bfloat16 are dot
+ * products of pairs if the CPU has them (amx: only the logits). A pair is two features in logits, and two rows in gradients.
+ * Otherwise, and if ranges of features are short, bfloat16 is widened while it is read.
  *
  * Matrix units have tiles of MR x MR (amx: 32 x 32, bfmmla: 8 x 8) and take MR / 2 elements along a sum at a time, so that
  * sums are filled up with zeros. Their left operands hold G elements of a row side by side: 16 in amx, 2 in bfmmla.
@@ -64,7 +65,8 @@
  * the instructions, compensation.h compensated sums, epilogue.h and max_sum.h the conversion of logits, tasks.h the tasks of the packed
  * sweep. logits.h has what all epilogues share, row by row: the transformation of products to logits, further statistics,
  * and the gradient of the general loss, whose formulas are in loss_row.h. top_k.h and skinny_top_k.h have the largest logits
- * of each row. skinny_rows.h, skinny_logits.h, skinny_grads.h, skinny_epilogue.h and skinny_loss.h have the unpacked products.
+ * of each row. skinny_rows.h, skinny_logits.h, skinny_grads.h, skinny_pairs.h, skinny_epilogue.h and skinny_loss.h have the unpacked
+ * products.
  * sparse.h and sparse_rows.h have the products with sparse rows.
  * kernels.h makes the table for one kind of arithmetic and one instruction set. foreach_kind.h includes it for float32 and
  * float64; dot.h, amx.h and bfmmla.h include it by pairs.h, for pairs of bfloat16.
@@ -344,11 +346,8 @@ typedef struct {
     void (*sum_rows)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const void *p,
                      ptrdiff_t pitch, void *sums, ptrdiff_t sums_pitch, int add);
     void (*combine)(const void *from, ptrdiff_t count, ptrdiff_t stride, ptrdiff_t n, void *to);
-    /* The same sums, and rows that are written once, if p is P: its values are bfloat16 in kinds of pairs. */
-    void (*sum_p_rows)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const void *p,
-                       ptrdiff_t pitch, void *sums, ptrdiff_t sums_pitch, int add);
-    void (*write_p_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
-                         const void *p, ptrdiff_t r_stride, ptrdiff_t s_stride, int nontemporal);
+    void (*write_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
+                       const void *p, ptrdiff_t r_stride, ptrdiff_t s_stride, int nontemporal);
     void (*tile_to_logits)(const ag_linear_block *block, void *tile);
     void (*tile_to_gradient)(const ag_linear_block *block, void *tile);
     void (*tile_to_max_sum)(const ag_linear_block *block, const void *tile, void *max, ag_sum *sum, double *rest,

@@ -230,7 +230,7 @@ static void K(pack_columns)(void *to, const ag_matrix *from, const int64_t *rows
     }
 }
 #else
-/* Pack one panel of columns: to[k][c] is column first + c of row k, n <= NR. Columns from n up to a multiple of VL are zero.
+/* Pack one panel of columns: to[k][c] is column first + c of row k, n <= AG_FETCH. Columns from n up to a multiple of VL are zero.
  * With pairs, packed element k holds rows 2k and 2k + 1. */
 static void K(pack_columns)(void *to, const ag_matrix *from, const int64_t *rows, int64_t start, ptrdiff_t count,
                             ptrdiff_t first, ptrdiff_t n)

@@ -1,10 +1,12 @@
-/* Unpacked gradients from a tile of P whose values are bfloat16, with dot products of pairs. Included by kernels.h for the kind
- * dot. They do the work of sum_rows and write_rows of skinny_grads.h, which widen bfloat16, in half the multiply-adds.
+/* Unpacked gradients of bfloat16 from a tile of P whose values are bfloat16, with dot products of pairs of rows. Included by
+ * kernels.h for the kind dot. The functions of skinny_grads.h with the same names describe the results. They widen bfloat16, which
+ * takes twice as many multiply-adds.
  */
 
 enum {
     K(PAIR_GROUP) = 16,                       /* accumulators of a group of rows and vectors in registers */
-    K(PAIR_TERMS) = 48,                       /* streamed rows that are added in one pass over the sums */
+    K(PAIR_TERMS) = 48,                       /* streamed rows that are added in one pass over the sums; even */
+    K(PAIR_PITCH) = K(PAIR_TERMS) / 2,        /* pairs of P from row to row */
     K(PAIR_SEGMENT) = 1024,                   /* features at a time; of all sums, they fit into L2 */
     K(MOST_PAIRS) = AG_MAX_UNPACKED_ROWS / 2  /* pairs of resident rows that are packed together */
 };
@@ -23,7 +25,7 @@ AG_INLINE uint32_t K(pair_of)(const acc_t *low, const acc_t *high)
 /* Add the products of nr rows of pairs of P and `terms` streamed rows to sums[r][c], for nv vectors from column c on. The last
  * vector has `tail` columns. Without `add`, sums begin with zero. */
 AG_INLINE void K(add_pairs)(const int nr, const int nv, const char *const *rows, ptrdiff_t terms,
-                            const uint32_t (*p)[K(PAIR_TERMS) / 2], ptrdiff_t c, const ptrdiff_t tail,
+                            const uint32_t *p, ptrdiff_t c, const ptrdiff_t tail,
                             const ptrdiff_t prefetch_distance, acc_t *sums, ptrdiff_t sums_pitch, int add)
 {
     V sum[K(PAIR_GROUP)];
@@ -50,7 +52,7 @@ AG_INLINE void K(add_pairs)(const int nr, const int nv, const char *const *rows,
         }
         AG_UNROLL(8)
         for (int r = 0; r < nr; r++) {
-            const V left = K(broadcast)(&p[r][k / 2]);
+            const V left = K(broadcast)(p + r * K(PAIR_PITCH) + k / 2);
             AG_UNROLL(8)
             for (int j = 0; j < nv; j++) sum[r * nv + j] = K(multiply_add)(left, right[j], sum[r * nv + j]);
         }
@@ -64,8 +66,8 @@ AG_INLINE void K(add_pairs)(const int nr, const int nv, const char *const *rows,
 
 /* Add products to n columns of nr rows of sums, whose group has nv vectors. */
 AG_INLINE void K(add_rows_of_pairs)(const int nr, const int nv, const char *const *rows, ptrdiff_t terms,
-                                    const uint32_t (*p)[K(PAIR_TERMS) / 2], ptrdiff_t n, ptrdiff_t prefetch_distance,
-                                    acc_t *sums, ptrdiff_t sums_pitch, int add)
+                                    const uint32_t *p, ptrdiff_t n, ptrdiff_t prefetch_distance, acc_t *sums,
+                                    ptrdiff_t sums_pitch, int add)
 {
     ptrdiff_t c = 0;
     for (; c + nv * VL <= n; c += nv * VL) {
@@ -78,15 +80,16 @@ AG_INLINE void K(add_rows_of_pairs)(const int nr, const int nv, const char *cons
 
 /* Compute sums[r][c], the sum over all streamed rows s of p[r * r_stride + s * s_stride] times feature first + c of row s. With
  * `add`, add it to the earlier sums. */
-static void K(sum_pairs)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const acc_t *p,
-                         ptrdiff_t r_stride, ptrdiff_t s_stride, acc_t *sums, ptrdiff_t sums_pitch, int add)
+AG_NOINLINE void K(sum_pairs)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const acc_t *p,
+                              ptrdiff_t r_stride, ptrdiff_t s_stride, acc_t *sums, ptrdiff_t sums_pitch, int add)
 {
     char buffer[K(PAIR_TERMS)][2 * K(PAIR_SEGMENT) + K(PADDING)];
     const char *rows[K(PAIR_TERMS) + 1];
-    uint32_t pairs[AG_MAX_UNPACKED_ROWS][K(PAIR_TERMS) / 2];
-    const int copies = resident >= K(NARROW) && K(collides)(streamed);
-    /* If rows are short, the next rows are prefetched; if they are long, the following bytes of the same rows. */
-    const ptrdiff_t prefetch_distance = 2 * n <= K(LONG) ? K(PAIR_TERMS) * streamed->matrix.row_stride : 512;
+    uint32_t pairs[AG_MAX_UNPACKED_ROWS * K(PAIR_PITCH)];
+    const int copies = (resident >= K(NARROW) && K(collides)(streamed)) || !K(is_dense)(&streamed->matrix);
+    /* If rows in place are short, the next rows are prefetched; if they are long, the following bytes of the same rows. */
+    const ptrdiff_t in_place_distance = 2 * n <= K(LONG) ? K(PAIR_TERMS) * streamed->matrix.row_stride : 512;
+    const ptrdiff_t prefetch_distance = copies ? 0 : in_place_distance;
     /* A segment of the sums stays in L2 while all streamed rows are added to it. */
     for (ptrdiff_t done = 0; done < n; done += K(PAIR_SEGMENT)) {
         const ptrdiff_t length = n - done < K(PAIR_SEGMENT) ? n - done : K(PAIR_SEGMENT);
@@ -97,27 +100,27 @@ static void K(sum_pairs)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t 
             for (ptrdiff_t r = 0; r < resident; r++) {
                 for (ptrdiff_t k = 0; k < terms; k += 2) {
                     const acc_t *low = p + r * r_stride + (s + k) * s_stride;
-                    pairs[r][k / 2] = K(pair_of)(low, k + 1 < terms ? low + s_stride : 0);
+                    pairs[r * K(PAIR_PITCH) + k / 2] = K(pair_of)(low, k + 1 < terms ? low + s_stride : 0);
                 }
             }
             ptrdiff_t distance = prefetch_distance;
             for (ptrdiff_t r = 0, nr; r < resident; r += nr) {
+                const uint32_t *of_rows = pairs + r * K(PAIR_PITCH);
                 acc_t *to = sums + r * sums_pitch + done;
                 const int adds = add || s;
                 nr = resident - r >= 8 ? 8 : resident - r >= 4 ? 4 : resident - r >= 2 ? 2 : 1;
-                if (nr == 8) K(add_rows_of_pairs)(8, 2, rows, terms, pairs + r, length, distance, to, sums_pitch, adds);
-                else if (nr == 4) K(add_rows_of_pairs)(4, 4, rows, terms, pairs + r, length, distance, to, sums_pitch, adds);
-                else if (nr == 2) K(add_rows_of_pairs)(2, 4, rows, terms, pairs + r, length, distance, to, sums_pitch, adds);
-                else K(add_rows_of_pairs)(1, 8, rows, terms, pairs + r, length, distance, to, sums_pitch, adds);
+                if (nr == 8) K(add_rows_of_pairs)(8, 2, rows, terms, of_rows, length, distance, to, sums_pitch, adds);
+                else if (nr == 4) K(add_rows_of_pairs)(4, 4, rows, terms, of_rows, length, distance, to, sums_pitch, adds);
+                else if (nr == 2) K(add_rows_of_pairs)(2, 4, rows, terms, of_rows, length, distance, to, sums_pitch, adds);
+                else K(add_rows_of_pairs)(1, 8, rows, terms, of_rows, length, distance, to, sums_pitch, adds);
                 distance = 0; /* the first group has prefetched the streamed rows */
             }
         }
     }
 }
 
-/* Compute sum_rows for streamed rows of bfloat16. */
-static void K(sum_p_rows)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const void *p,
-                          ptrdiff_t pitch, void *sums, ptrdiff_t sums_pitch, int add)
+static void K(sum_rows)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const void *p,
+                        ptrdiff_t pitch, void *sums, ptrdiff_t sums_pitch, int add)
 {
     if (n <= K(THIN)) {
         SUMS(sum_rows)(resident, streamed, first, n, p, pitch, sums, sums_pitch, add);
@@ -143,8 +146,8 @@ AG_INLINE void K(store_two)(const ag_dtype dtype, const int nontemporal, char *t
     }
 }
 
-/* Write to[s][c], the sum over all pairs of resident rows of p(k, s) right[k][c], for ns results and nv vectors from column c on.
- * The last vector has `tail` columns. */
+/* Write to[s][c], the sum over all pairs k of resident rows of p(k, s) right[k][c], for ns results and nv vectors from column c
+ * on. nv is even, or 1: then the vector has `tail` columns. */
 AG_INLINE void K(write_pairs)(const ag_dtype dtype, const int nontemporal, const int ns, const int nv, const uint32_t *right,
                               ptrdiff_t width, ptrdiff_t count, const uint32_t *p, ptrdiff_t c,
                               const ptrdiff_t tail, char *const *to)
@@ -209,9 +212,9 @@ AG_INLINE char *K(place)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t feature)
     return rows->matrix.data + row * rows->matrix.row_stride + feature * rows->matrix.step;
 }
 
-/* Compute write_rows for more resident rows than are packed at a time, as sums over all of them. */
-static void K(write_sums)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
-                          const acc_t *p, ptrdiff_t r_stride, ptrdiff_t s_stride)
+/* Write rows as sums over all resident rows, which are more than are packed together. */
+AG_NOINLINE void K(write_sums)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
+                               const acc_t *p, ptrdiff_t r_stride, ptrdiff_t s_stride)
 {
     acc_t sums[AG_MAX_UNPACKED_ROWS][AG_FETCH];
     for (ptrdiff_t done = 0; done < n; done += AG_FETCH) {
@@ -226,30 +229,22 @@ static void K(write_sums)(ag_variant variant, const ag_rows *resident, const ag_
     }
 }
 
-/* Compute write_rows for resident rows of bfloat16. */
-static void K(write_p_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
-                            const void *p, ptrdiff_t r_stride, ptrdiff_t s_stride, int nontemporal)
+/* Write rows from resident rows that are packed, at most AG_MAX_UNPACKED_ROWS. `to` has at most AG_MAX_STREAMED_STEP rows. */
+AG_NOINLINE void K(write_packed)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
+                                 const acc_t *p, ptrdiff_t r_stride, ptrdiff_t s_stride, int nontemporal)
 {
     const ag_dtype dtype = to->matrix.dtype;
     const int is_direct = dtype == AG_BFLOAT16 && K(is_dense)(&to->matrix);
     const ptrdiff_t count = (resident->count + 1) / 2;
     enum { CHUNK = AG_FETCH, MOST = 4 };
-    /* The packed rows of all chunks that are computed together fit into L1. */
+    /* The packed rows of all chunks that are computed together take at most 32 KiB. */
     const ptrdiff_t chunks = count * MOST <= K(MOST_PAIRS) ? MOST : count > 0 ? K(MOST_PAIRS) / count : 1, most = chunks * CHUNK;
     uint32_t right[K(MOST_PAIRS) * CHUNK], pairs[K(MOST_PAIRS) * AG_MAX_STREAMED_STEP];
     acc_t results[K(NARROW)][MOST * CHUNK];
-    if (n <= K(THIN)) {
-        SUMS(write_rows)(variant, resident, to, first, n, p, r_stride, s_stride, nontemporal);
-        return;
-    }
-    if (resident->count > AG_MAX_UNPACKED_ROWS) {
-        K(write_sums)(variant, resident, to, first, n, (const acc_t *)p, r_stride, s_stride);
-        return;
-    }
     for (ptrdiff_t s = 0; s < to->count; s++) {
         uint32_t *of_row = pairs + s / K(NARROW) * count * K(NARROW) + s % K(NARROW);
         for (ptrdiff_t k = 0; k < count; k++) {
-            const acc_t *low = (const acc_t *)p + 2 * k * r_stride + s * s_stride;
+            const acc_t *low = p + 2 * k * r_stride + s * s_stride;
             of_row[k * K(NARROW)] = K(pair_of)(low, 2 * k + 1 < resident->count ? low + r_stride : 0);
         }
     }
@@ -286,4 +281,16 @@ static void K(write_p_rows)(ag_variant variant, const ag_rows *resident, const a
         }
     }
     if (nontemporal) v_fence();
+}
+
+static void K(write_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
+                          const void *p, ptrdiff_t r_stride, ptrdiff_t s_stride, int nontemporal)
+{
+    if (n <= K(THIN)) {
+        SUMS(write_rows)(variant, resident, to, first, n, p, r_stride, s_stride, nontemporal);
+    } else if (resident->count > AG_MAX_UNPACKED_ROWS) {
+        K(write_sums)(variant, resident, to, first, n, (const acc_t *)p, r_stride, s_stride);
+    } else {
+        K(write_packed)(variant, resident, to, first, n, (const acc_t *)p, r_stride, s_stride, nontemporal);
+    }
 }

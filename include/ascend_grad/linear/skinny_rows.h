@@ -5,8 +5,8 @@
  * are dense and of native byte order are read in place, others are gathered in segments. p(r, s), the logits or P, is a tile
  * [resident][pitch].
  *
- * The kind dot has only dot products. The products with P widen bfloat16, so it takes these functions from f32: SUMS names
- * them.
+ * The kind dot has dot products (skinny_logits.h) and products with P (skinny_pairs.h). It takes all other functions from f32,
+ * which SUMS names.
  */
 
 enum {

@@ -104,7 +104,7 @@ AG_INLINE u16v v_bf16_narrow(f32v v)
     const u32v result = v_bf16_round(v) >> 16;
 #if AG_IS_AVX512
     __m256i narrow = _mm512_cvtepi32_epi16((__m512i)result);
-    __asm__("" : "+x"(narrow)); /* the form that stores is slow */
+    __asm__("" : "+v"(narrow)); /* keeps the compiler from storing with VPMOVDW, which is slow */
     return (u16v)narrow;
 #elif AG_IS_AVX2
     const __m256i pairs = _mm256_packus_epi32((__m256i)result, (__m256i)result);
