@@ -19,7 +19,7 @@ from . import machine
 from .case import WHOLE, Case
 from .documents import DOCS, kept_grids
 from .measure import memory
-from .results import FOLDER, NUMPY, OWN, TORCH, Results, Row
+from .results import FOLDER, NUMPY, OWN, SKLEARN, TORCH, Results, Row
 
 PICTURES = DOCS / "pictures"
 #: The file with the measured memory of the cases below, in the folder of the results.
@@ -28,6 +28,9 @@ MEMORY = "memory"
 GRID = "grid"
 #: The rivals of the pictures of speed: the class of their marks, and their names.
 RIVALS = (("numpy", "NumPy"), ("torch", "PyTorch"))
+#: The file of fits, and section of its results; the class of the marks of each dtype.
+FIT = "fit"
+FITTED = (("numpy", "float64"), ("torch", "float32"))
 TOKENS, FEATURES = 4096, 1024
 VOCABULARIES = (10_000, 50_000, 100_000, 150_000)
 CASES = [Case(WHOLE, "float32", (TOKENS, vocabulary, FEATURES), "loss and gradients") for vocabulary in VOCABULARIES]
@@ -158,6 +161,26 @@ def speed(results: Mapping[str, Results]) -> str:
     return _svg("Speed-up over NumPy and PyTorch for six jobs (higher is better)", bottom + 30, parts)
 
 
+def fits(results: Mapping[str, Results]) -> str:
+    """Draw the speed-up of `SoftmaxRegression` over `LogisticRegression`, by the shape of the data and by dtype."""
+    shapes: dict[tuple[int, ...], dict[str, Row]] = {}
+    for row in results[FIT][FIT]:
+        if row.speedup(*SKLEARN) is not None:
+            shapes.setdefault(row.case.shape, {})[row.case.dtype] = row
+    bottom, ticks = TOP + ROW * len(shapes), (1, 2, 5, 10)
+    parts = [
+        _text(LEFT, 20, "Speed-up of a fit over LogisticRegression (higher is better), one thread"),
+        *_legend(*FITTED),
+        *_axis(((_x(tick), f"{tick}×", tick == 1) for tick in ticks), bottom),
+    ]
+    for number, (shape, rows) in enumerate(shapes.items()):
+        samples, classes, features = shape
+        bars = [(kind, ratio) for kind, dtype in FITTED if (ratio := rows[dtype].speedup(*SKLEARN)) is not None]
+        title, detail = f"{samples:,} samples", f"{classes} classes, {features} features"
+        parts += _bars(number, title, detail, _x(1), [(kind, _x(ratio), f"{ratio:.1f}×") for kind, ratio in bars])
+    return _svg("Speed-up of SoftmaxRegression over LogisticRegression (higher is better)", bottom + 30, parts)
+
+
 def memory_by_vocabulary(results: Mapping[str, Results]) -> str:
     """Draw the measured memory of a loss over vocabularies, and the bytes of its logits."""
     bottom = TOP + ROW * len(CASES)
@@ -279,12 +302,18 @@ def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "") -> s
 
 
 #: The functions that draw the pictures, by the names of their files.
-DRAWN = {"speed": speed, "random": random_problems, "memory": memory_by_vocabulary, "call": way_of_a_call}
+DRAWN = {
+    "speed": speed,
+    "random": random_problems,
+    "fit": fits,
+    "memory": memory_by_vocabulary,
+    "call": way_of_a_call,
+}
 
 
 def stored_results(folder: Path) -> dict[str, Results]:
     """Return the stored results that the pictures show, by the names of their files."""
-    names = {MEMORY, *(job.file for job in JOBS)}
+    names = {MEMORY, FIT, *(job.file for job in JOBS)}
     found = {name: Results.from_json((folder / f"{name}.json").read_text(encoding="utf-8")) for name in names}
     return found | {f"{GRID}{number}": grid for number, grid in enumerate(kept_grids(folder))}
 

@@ -1,0 +1,62 @@
+"""Test that the numbers in README's sentences are those of the stored results."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+from ascend_grad.bench import documents, pictures
+from ascend_grad.bench.results import NUMPY, OWN, SKLEARN, TORCH
+
+SOURCES = Path(__file__).resolve().parents[2]
+RESULTS = SOURCES / "bench" / "results"
+README = " ".join((SOURCES / "README.md").read_text(encoding="utf-8").split())
+
+
+def ratios(rows, rival):
+    return [ratio for row in rows if (ratio := row.speedup(*rival)) is not None]
+
+
+def mean(rows, rival):
+    return f"{statistics.geometric_mean(ratios(rows, rival)):.0f} times"
+
+
+def between(rows, rival):
+    """Return the range of ratios as README writes it."""
+    found = ratios(rows, rival)
+    return f"{min(found):.1f} to {max(found):.1f} times"
+
+
+def test_losses_of_pytorch():
+    rows = {row.case.name: row for row in documents.read(RESULTS / "losses.json")["logits"]}
+
+    def ratio(dtype):
+        return f"{rows[f'cross_entropy {dtype} (1024, 32000) dim 1, C order, fresh'].speedup(*TORCH):.0f} times"
+
+    assert ratio("float16") == ratio("bfloat16")
+    words = f"takes {ratio('float32')} as long for loss and gradient of 1024 × 32,000 logits in float32, "
+    assert f"{words}{ratio('bfloat16')} in 16 bits" in README
+
+
+def test_random_problems():
+    grids = documents.kept_grids(RESULTS)
+    rowwise, linear = ([row for grid in grids for row in grid[section]] for section in ("rowwise", "linear"))
+    scipy = ratios(rowwise, ("scipy",))
+    assert f"take {mean(rowwise, ('scipy',))} as long (geometric mean of {len(scipy)} random problems)" in README
+    assert f"{mean(rowwise, NUMPY)} as long for row-wise functions, {mean(linear, NUMPY)} for linear losses" in README
+
+
+def test_memory():
+    case = pictures.CASES[-1]
+    tokens, vocabulary, features = case.shape
+    own = {growth.case: growth for growth in documents.read(RESULTS / "memory.json")["memory"] if growth.side == OWN}
+    words = f"A loss of {tokens} tokens over a vocabulary of {vocabulary:,} stores {4 * tokens * vocabulary / 2**30:.1f}"
+    assert f"{words} GiB of logits" in README
+    assert f"needs {own[case].bytes / 2**30:.1f} GiB beyond its results with {features} features" in README
+
+
+def test_fits():
+    rows = [row for row in documents.read(RESULTS / "fit.json")["fit"] if row.speedup(*SKLEARN) is not None]
+    double, single = ([row for row in rows if row.case.dtype == dtype] for dtype in ("float64", "float32"))
+    words = f"is {between(double, SKLEARN)} as fast as `LogisticRegression` in float64, and "
+    assert f"{words}{between(single, SKLEARN)} in float32" in README
