@@ -52,6 +52,8 @@ cdef Py_ssize_t DEFAULT_WORKSPACE = 64 << 20
 cdef Py_ssize_t WORKSPACE_SHARE = 4
 # Floating-point operations of one thread per nanosecond, for the choice of threads.
 cdef double RATE = 40.0
+# Nanoseconds that the statistics of a row take beyond its products. Measured.
+cdef double TIME_OF_ROW = 6.0
 
 
 cdef Py_ssize_t usual_workspace(const Problem *p) noexcept nogil:
@@ -174,11 +176,13 @@ cdef Py_ssize_t workspace_bound(Schedule *s) noexcept nogil:
 
 cdef double serial_time(const Schedule *s) noexcept nogil:
     """Return the approximate nanoseconds that one thread takes."""
-    cdef double work = 0
+    cdef double time = 0
     cdef int i
     for i in range(s.plans.count):
-        work += flops(&s.plans.each[i])
-    return work / RATE
+        time += flops(&s.plans.each[i]) / RATE
+        if s.plans.each[i].work.with_statistics:
+            time += TIME_OF_ROW * s.plans.each[i].work.rows
+    return time
 
 
 cdef int threads_of(const Schedule *s, int asked) noexcept nogil:

@@ -4,6 +4,7 @@
  */
 
 enum {
+    K(PAIR_THIN) = 8,                         /* most features for which float32 with rows as lanes is faster. Measured */
     K(PAIR_GROUP) = 16,                       /* accumulators of a group of rows and vectors in registers */
     K(PAIR_TERMS) = 48,                       /* streamed rows that are added in one pass over the sums; even */
     K(PAIR_PITCH) = K(PAIR_TERMS) / 2,        /* pairs of P from row to row */
@@ -18,6 +19,41 @@ AG_INLINE uint32_t K(pair_of)(const acc_t *low, const acc_t *high)
     memcpy(&a, low, sizeof a);
     if (high) memcpy(&b, high, sizeof b);
     return a >> 16 | (b & 0xffff0000);
+}
+
+/* Set to[i] to the pair of p[2 * i] and p[2 * i + 1], for n values. A last value without another one is paired with zero, and so are
+ * the pairs behind it up to a multiple of VL / 2. */
+AG_INLINE void K(pairs_of_row)(const acc_t *p, ptrdiff_t n, uint32_t *to)
+{
+    for (ptrdiff_t i = 0; i < n; i += VL) {
+        const V values = K(load_some)(p + i, n - i < VL ? n - i : VL);
+        const u16v halves = __builtin_convertvector((u32v)values >> 16, u16v);
+        memcpy(to + i / 2, &halves, sizeof halves);
+    }
+}
+
+/* Set to[group][k][s], for groups of NARROW rows s, to the pair of p(2k, s) and p(2k + 1, s), where p(r, s) is
+ * p[r * r_stride + s * s_stride]. The last of an odd number of resident rows is paired with zero. */
+static void K(pairs_of_rows)(const acc_t *p, ptrdiff_t r_stride, ptrdiff_t s_stride, ptrdiff_t resident, ptrdiff_t streamed,
+                             uint32_t *to)
+{
+    const ptrdiff_t count = (resident + 1) / 2;
+    for (ptrdiff_t k = 0; k < count; k++) {
+        const acc_t *low = p + 2 * k * r_stride, *high = 2 * k + 1 < resident ? low + r_stride : 0;
+        for (ptrdiff_t s = 0; s_stride == 1 && s < streamed; s += VL) {
+            const ptrdiff_t n = streamed - s < VL ? streamed - s : VL;
+            const u32v upper = high ? (u32v)K(load_some)(high + s, n) & 0xffff0000 : (u32v){0};
+            const u32v pairs = (u32v)K(load_some)(low + s, n) >> 16 | upper;
+            AG_UNROLL(2)
+            for (ptrdiff_t group = 0; group < VL; group += K(NARROW)) {
+                memcpy(to + (s + group) * count + k * K(NARROW), (const char *)&pairs + 4 * group, 4 * K(NARROW));
+            }
+        }
+        for (ptrdiff_t s = 0; s_stride != 1 && s < streamed; s++) {
+            const ptrdiff_t group = s / K(NARROW) * K(NARROW);
+            to[group * count + k * K(NARROW) + s - group] = K(pair_of)(low + s * s_stride, high ? high + s * s_stride : 0);
+        }
+    }
 }
 
 /* ---- sums over streamed rows ---------------------------------------------------------------------------------------------- */
@@ -73,9 +109,10 @@ AG_INLINE void K(add_rows_of_pairs)(const int nr, const int nv, const char *cons
     for (; c + nv * VL <= n; c += nv * VL) {
         K(add_pairs)(nr, nv, rows, terms, p, c, VL, prefetch_distance, sums + c, sums_pitch, add);
     }
-    for (; c < n; c += VL) {
-        K(add_pairs)(nr, 1, rows, terms, p, c, n - c < VL ? n - c : VL, 0, sums + c, sums_pitch, add);
+    for (; nv >= 2 && c + VL < n; c += 2 * VL) {
+        K(add_pairs)(nr, 2, rows, terms, p, c, n - c < 2 * VL ? n - c - VL : VL, 0, sums + c, sums_pitch, add);
     }
+    if (c < n) K(add_pairs)(nr, 1, rows, terms, p, c, n - c, 0, sums + c, sums_pitch, add);
 }
 
 /* Compute sums[r][c], the sum over all streamed rows s of p[r * r_stride + s * s_stride] times feature first + c of row s. With
@@ -98,8 +135,10 @@ AG_NOINLINE void K(sum_pairs)(ptrdiff_t resident, const ag_rows *streamed, ptrdi
             K(dense_rows)(streamed, s, terms, first + done, length, buffer[0], sizeof buffer[0], copies, rows);
             rows[terms] = rows[terms - 1]; /* is only prefetched */
             for (ptrdiff_t r = 0; r < resident; r++) {
-                for (ptrdiff_t k = 0; k < terms; k += 2) {
-                    const acc_t *low = p + r * r_stride + (s + k) * s_stride;
+                const acc_t *of_row = p + r * r_stride + s * s_stride;
+                if (s_stride == 1) K(pairs_of_row)(of_row, terms, pairs + r * K(PAIR_PITCH));
+                for (ptrdiff_t k = 0; s_stride != 1 && k < terms; k += 2) {
+                    const acc_t *low = of_row + k * s_stride;
                     pairs[r * K(PAIR_PITCH) + k / 2] = K(pair_of)(low, k + 1 < terms ? low + s_stride : 0);
                 }
             }
@@ -122,7 +161,7 @@ AG_NOINLINE void K(sum_pairs)(ptrdiff_t resident, const ag_rows *streamed, ptrdi
 static void K(sum_rows)(ptrdiff_t resident, const ag_rows *streamed, ptrdiff_t first, ptrdiff_t n, const void *p,
                         ptrdiff_t pitch, void *sums, ptrdiff_t sums_pitch, int add)
 {
-    if (n <= K(THIN)) {
+    if (n <= K(PAIR_THIN)) {
         SUMS(sum_rows)(resident, streamed, first, n, p, pitch, sums, sums_pitch, add);
     } else {
         K(sum_pairs)(resident, streamed, first, n, (const acc_t *)p, pitch, 1, (acc_t *)sums, sums_pitch, add);
@@ -147,7 +186,7 @@ AG_INLINE void K(store_two)(const ag_dtype dtype, const int nontemporal, char *t
 }
 
 /* Write to[s][c], the sum over all pairs k of resident rows of p(k, s) right[k][c], for ns results and nv vectors from column c
- * on. nv is even, or 1: then the vector has `tail` columns. */
+ * on. The last vector has `tail` columns. */
 AG_INLINE void K(write_pairs)(const ag_dtype dtype, const int nontemporal, const int ns, const int nv, const uint32_t *right,
                               ptrdiff_t width, ptrdiff_t count, const uint32_t *p, ptrdiff_t c,
                               const ptrdiff_t tail, char *const *to)
@@ -169,11 +208,16 @@ AG_INLINE void K(write_pairs)(const ag_dtype dtype, const int nontemporal, const
     }
     AG_UNROLL(8)
     for (int s = 0; s < ns; s++) {
-        AG_UNROLL(2)
-        for (int j = 0; j + 1 < nv; j += 2) {
-            K(store_two)(dtype, nontemporal, to[s] + (c + j * VL) * itemsize, sum[s * nv + j], sum[s * nv + j + 1]);
+        AG_UNROLL(4)
+        for (int j = 0; j < nv; j += 2) {
+            char *place = to[s] + (c + j * VL) * itemsize;
+            if (j + 2 < nv || (j + 2 == nv && tail == VL)) {
+                K(store_two)(dtype, nontemporal, place, sum[s * nv + j], sum[s * nv + j + 1]);
+            } else {
+                SUMS(store_as)(dtype, 0, place, sum[s * nv + j], j + 1 < nv ? VL : tail);
+                if (j + 1 < nv) SUMS(store_as)(dtype, 0, place + VL * itemsize, sum[s * nv + j + 1], tail);
+            }
         }
-        if (nv == 1) SUMS(store_as)(dtype, 0, to[s] + c * itemsize, sum[s], tail);
     }
 }
 
@@ -181,27 +225,23 @@ AG_INLINE void K(write_pairs)(const ag_dtype dtype, const int nontemporal, const
 AG_INLINE void K(write_chunk)(const ag_dtype dtype, const int nontemporal, const uint32_t *right, ptrdiff_t count,
                               ptrdiff_t n, const uint32_t *p, ptrdiff_t ns, char *const *to)
 {
-    enum { MANY = 4, WIDE = K(PAIR_GROUP) / MANY };
     const ptrdiff_t width = (n + VL - 1) / VL * VL;
     ptrdiff_t c = 0;
-    for (; c + WIDE * VL <= n; c += WIDE * VL) {
+    for (; c + 4 * VL <= n; c += 4 * VL) {
         ptrdiff_t s = 0;
-        for (; s + MANY <= ns; s += MANY) {
-            K(write_pairs)(dtype, nontemporal, MANY, WIDE, right, width, count, p + s, c, VL, to + s);
-        }
-        for (; s < ns; s++) {
-            K(write_pairs)(dtype, nontemporal, 1, WIDE, right, width, count, p + s, c, VL, to + s);
-        }
+        for (; s + 4 <= ns; s += 4) K(write_pairs)(dtype, nontemporal, 4, 4, right, width, count, p + s, c, VL, to + s);
+        for (; s < ns; s++) K(write_pairs)(dtype, nontemporal, 1, 4, right, width, count, p + s, c, VL, to + s);
     }
-    for (; c < n; c += VL) {
-        const ptrdiff_t tail = n - c < VL ? n - c : VL;
+    for (; c + VL < n; c += 2 * VL) {
+        const ptrdiff_t tail = n - c < 2 * VL ? n - c - VL : VL;
         ptrdiff_t s = 0;
-        for (; s + MANY <= ns; s += MANY) {
-            K(write_pairs)(dtype, 0, MANY, 1, right, width, count, p + s, c, tail, to + s);
-        }
-        for (; s < ns; s++) {
-            K(write_pairs)(dtype, 0, 1, 1, right, width, count, p + s, c, tail, to + s);
-        }
+        for (; s + 8 <= ns; s += 8) K(write_pairs)(dtype, 0, 8, 2, right, width, count, p + s, c, tail, to + s);
+        for (; s < ns; s++) K(write_pairs)(dtype, 0, 1, 2, right, width, count, p + s, c, tail, to + s);
+    }
+    if (c < n) {
+        ptrdiff_t s = 0;
+        for (; s + 8 <= ns; s += 8) K(write_pairs)(dtype, 0, 8, 1, right, width, count, p + s, c, n - c, to + s);
+        for (; s < ns; s++) K(write_pairs)(dtype, 0, 1, 1, right, width, count, p + s, c, n - c, to + s);
     }
 }
 
@@ -241,13 +281,7 @@ AG_NOINLINE void K(write_packed)(ag_variant variant, const ag_rows *resident, co
     const ptrdiff_t chunks = count * MOST <= K(MOST_PAIRS) ? MOST : count > 0 ? K(MOST_PAIRS) / count : 1, most = chunks * CHUNK;
     uint32_t right[K(MOST_PAIRS) * CHUNK], pairs[K(MOST_PAIRS) * AG_MAX_STREAMED_STEP];
     acc_t results[K(NARROW)][MOST * CHUNK];
-    for (ptrdiff_t s = 0; s < to->count; s++) {
-        uint32_t *of_row = pairs + s / K(NARROW) * count * K(NARROW) + s % K(NARROW);
-        for (ptrdiff_t k = 0; k < count; k++) {
-            const acc_t *low = p + 2 * k * r_stride + s * s_stride;
-            of_row[k * K(NARROW)] = K(pair_of)(low, 2 * k + 1 < resident->count ? low + r_stride : 0);
-        }
-    }
+    K(pairs_of_rows)(p, r_stride, s_stride, resident->count, to->count, pairs);
     for (ptrdiff_t done = 0; done < n; done += most) {
         const ptrdiff_t length = n - done < most ? n - done : most;
         for (ptrdiff_t c = 0; c < length; c += CHUNK) {
@@ -286,7 +320,7 @@ AG_NOINLINE void K(write_packed)(ag_variant variant, const ag_rows *resident, co
 static void K(write_rows)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
                           const void *p, ptrdiff_t r_stride, ptrdiff_t s_stride, int nontemporal)
 {
-    if (n <= K(THIN)) {
+    if (n <= K(PAIR_THIN)) {
         SUMS(write_rows)(variant, resident, to, first, n, p, r_stride, s_stride, nontemporal);
     } else if (resident->count > AG_MAX_UNPACKED_ROWS) {
         K(write_sums)(variant, resident, to, first, n, (const acc_t *)p, r_stride, s_stride);
