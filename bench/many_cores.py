@@ -153,15 +153,14 @@ def recorded(call: Call, threads: int, repeats: int = REPEATS, traffic: float = 
     The last team is the calling thread alone, with what it does before and behind the other teams. `traffic` is the
     number of bytes that the call moves through memory, of which each phase has the share that it has of the time.
     """
-    recordings, elapsed = [], []
+    elapsed = []
 
     def timed() -> None:  # without the time that `record_teams` takes to return its recordings
         before = time.monotonic_ns()
         call(threads)
         elapsed.append(time.monotonic_ns() - before)
 
-    for _ in range(repeats):
-        recordings.append(_tasks.record_teams(timed))
+    recordings = [_tasks.record_teams(timed) for _ in range(repeats)]
     in_teams = [sum(end - begin for _, begin, end, _ in recording) for recording in recordings]
     outside = [whole - part for whole, part in zip(elapsed, in_teams)]
     teams = []
