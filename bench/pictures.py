@@ -210,8 +210,8 @@ def random_problems(results: Mapping[str, Results]) -> str:
             parts.append(f'<line{kind} x1="{start:g}" y1="{y:g}" x2="{start + width:g}" y2="{y:g}"/>')
             parts.append(_text(start - 5, y + 4, f"{tick:g}×", "tick", "end"))
         sizes = (10.0 ** panel.powers[0], 10.0 ** panel.powers[-1])
-        places = [(power, _place(10.0**power, sizes, start, start + width)) for power in panel.powers]
-        parts += [_text(x, bottom + 16, f"1e{power}", "tick", "middle") for power, x in places]
+        ticks = [(power, _place(10.0**power, sizes, start, start + width)) for power in panel.powers]
+        parts += [_text(x, bottom + 16, f"1e{power}", "tick", "middle") for power, x in ticks]
         parts.append(_text(start + width / 2, bottom + 34, panel.title, "detail", "middle"))
         for (kind, _), sides in zip(RIVALS, (NUMPY, TORCH)):
             places = [
