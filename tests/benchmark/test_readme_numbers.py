@@ -1,4 +1,4 @@
-"""Test that the numbers in README's sentences are those of the stored results."""
+"""Test that README's sentences state the numbers of the stored results."""
 
 from __future__ import annotations
 
