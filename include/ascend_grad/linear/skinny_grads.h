@@ -303,8 +303,7 @@ static void K(write_rows)(ag_variant variant, const ag_rows *resident, const ag_
             char *targets[K(NARROW)] = {0}, *places[K(NARROW)] = {0};
             int is_aligned = nontemporal;
             for (ptrdiff_t i = 0; i < ns; i++) {
-                const int64_t row = to->numbers ? to->numbers[s + i] : to->start + s + i;
-                places[i] = to->matrix.data + row * to->matrix.row_stride + (first + done) * to->matrix.step;
+                places[i] = K(place)(to, s + i, first + done);
                 targets[i] = is_direct ? places[i] : results[i];
                 is_aligned &= ((uintptr_t)places[i] & (VL * (size_t)itemsize - 1)) == 0;
             }

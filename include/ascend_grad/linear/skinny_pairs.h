@@ -245,13 +245,6 @@ AG_INLINE void K(write_chunk)(const ag_dtype dtype, const int nontemporal, const
     }
 }
 
-/* Return the place of a feature of row i. */
-AG_INLINE char *K(place)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t feature)
-{
-    const int64_t row = rows->numbers ? rows->numbers[i] : rows->start + i;
-    return rows->matrix.data + row * rows->matrix.row_stride + feature * rows->matrix.step;
-}
-
 /* Write rows as sums over all resident rows, which are more than are packed together. */
 AG_NOINLINE void K(write_sums)(ag_variant variant, const ag_rows *resident, const ag_rows *to, ptrdiff_t first, ptrdiff_t n,
                                const acc_t *p, ptrdiff_t r_stride, ptrdiff_t s_stride)

@@ -23,14 +23,20 @@ enum {
     K(THIN) = 16                                        /* most features for which lanes are rows in every product */
 };
 
+/* Return the place of a feature of row i. */
+AG_INLINE char *K(place)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t feature)
+{
+    const int64_t row = rows->numbers ? rows->numbers[i] : rows->start + i;
+    return rows->matrix.data + row * rows->matrix.row_stride + feature * rows->matrix.step;
+}
+
 /* Return values [first, first + n) of row i in their own dtype: in place if the row is dense and of native byte order, else
  * gathered into `buffer`. n is at most SEGMENT. */
 static const char *K(dense)(const ag_rows *rows, ptrdiff_t i, ptrdiff_t first, ptrdiff_t n, char *buffer)
 {
     const ag_matrix *from = &rows->matrix;
     const int itemsize = ag_itemsize[from->dtype];
-    const char *source = from->data + (rows->numbers ? rows->numbers[i] : rows->start + i) * from->row_stride;
-    source += first * from->step;
+    const char *source = K(place)(rows, i, first);
     if (K(is_dense)(from)) return source;
     ag_copy_block(buffer, 0, itemsize, source, 0, from->step, 1, n, itemsize, from->swapped);
     return buffer;
