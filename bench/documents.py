@@ -16,12 +16,6 @@ from .results import FOLDER, Results
 from .targets import targets_block
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCS = ROOT / "docs"
-DOCUMENTS = (
-    ROOT / "README.md",
-    *(DOCS / f"{name}.md" for name in ("benchmark", "fitting", "torch", "scaling")),
-    *sorted((DOCS / "development" / "benchmark").glob("*.md")),
-)
 #: The results in the source tree, by the names of their files. Names of results of random problems contain the seed.
 KEPT = ("speed", "accuracy", "linear", "tensors", "losses", "programs", "fit", "classifiers")
 GRID, PARALLEL = "grid_{}.json", "parallel.json"
@@ -31,6 +25,20 @@ NOT_PRINTED = (
     "program_machine",
     *("grid_machine", "grid_overview", "classifier_machine"),
 )
+
+
+
+def documents_below(root: Path) -> tuple[Path, ...]:
+    """List the documents with blocks in the source tree ``root``."""
+    docs = root / "docs"
+    return (
+        root / "README.md",
+        *(docs / f"{name}.md" for name in ("benchmark", "fitting", "torch", "scaling")),
+        *sorted((docs / "development" / "benchmark").glob("*.md")),
+    )
+
+
+DOCUMENTS = documents_below(ROOT)
 
 _BLOCK = re.compile(r"(<!-- bench:(?P<name>\w+):begin -->\n).*?(<!-- bench:(?P=name):end -->)", re.DOTALL)
 

@@ -284,7 +284,7 @@ def contents(monkeypatch) -> dict[str, str]:
 def test_documents_show_the_results_that_are_kept_with_the_sources(contents):
     """The documents show the stored results. ``python -m ascend_grad.bench`` updates them after a measurement."""
     assert {"rows", "accuracy", "linear_rows", "tensors_calls", "loss_rows", "grid_lost"} < set(contents)
-    text = "".join((SOURCES / path.relative_to(documents.ROOT)).read_text() for path in documents.DOCUMENTS)
+    text = "".join(path.read_text() for path in documents.documents_below(SOURCES))
     assert documents.filled(text, contents) == text
     assert {name: text.count(f"<!-- bench:{name}:begin -->") for name in contents} == dict.fromkeys(contents, 1)
 
