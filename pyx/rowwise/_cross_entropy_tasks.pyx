@@ -23,12 +23,14 @@ from ascend_grad._cross_entropy_rows cimport (
 from ascend_grad._kernels cimport AG_ACCURATE_SUM, ag_sum, ag_sum_add, ag_sum_total
 from ascend_grad._loss_options cimport is_dense, number_of, target_at
 from ascend_grad._rowwise_kernels cimport (
+    AG_LOSS_DENSE_COLUMNS,
     AG_LOSS_EXP,
     AG_LOSS_EXP_OF_DENSE,
     AG_LOSS_MOMENT,
     AG_LOSS_REST,
     AG_MAX_COLUMNS,
     AG_STRIP_COLUMNS,
+    ag_dense_columns,
     ag_loss_rows,
     ag_row_op,
     ag_single_target_columns,
@@ -191,41 +193,80 @@ cdef inline bint is_strip(const CrossEntropy *x, const ag_tile *tile) noexcept n
     return tile.n <= x.s.plan.kernels.strip_rows and (tile.rows >= AG_STRIP_COLUMNS or not is_packed)
 
 
+cdef bint columns_follow(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count) noexcept nogil:
+    """Return whether columns, from row `begin` of the problem on, have adjacent numbers, and losses that are reduced."""
+    cdef const Problem *p = &x.s.p
+    cdef int last = p.axes - 1
+    return (
+        x.loss_terms != NULL and p.operands[MASK].strides[last] == 1
+        and begin // p.shape[last] == (begin + count - 1) // p.shape[last]
+    )
+
+
+cdef const double *column_weights(const CrossEntropy *x, Py_ssize_t number, bint follow, Py_ssize_t count, Rows *r) noexcept nogil:
+    """Return the token weights of columns, of which the first is row `number` if they follow each other; NULL for ones."""
+    cdef Py_ssize_t i
+    if x.o.token_weight == NULL:
+        return NULL
+    if follow:
+        return &x.o.token_weight[number]
+    for i in range(count):
+        r.factor[i] = x.o.token_weight[r.numbers[i]]
+    return r.factor
+
+
+cdef void set_losses(CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
+    """Set the losses of rows, which are in `log_sum`."""
+    cdef Py_ssize_t i
+    if x.loss_terms != NULL:
+        for i in range(count):
+            x.loss_terms[r.numbers[i]] = r.log_sum[i]
+    else:
+        for i in range(count):
+            set_loss(x, r.numbers[i], r.log_sum[i], 0)
+
+
 cdef void single_target_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Rows *r) noexcept nogil:
     """Compute the columns of a strip that begins at row `begin` of the problem, of which `is_single_target` holds."""
     cdef ag_single_target_columns columns
-    cdef const Problem *p = &x.s.p
-    cdef int last = p.axes - 1
-    cdef Py_ssize_t number = offset_of(p, &p.operands[MASK], begin), i
+    cdef Py_ssize_t number = offset_of(&x.s.p, &x.s.p.operands[MASK], begin), i
     # Targets and weights of columns that follow each other in C order need no copies, and neither do reduced losses.
-    cdef bint copies = (
-        x.loss_terms == NULL or p.operands[MASK].strides[last] != 1
-        or begin // p.shape[last] != (begin + tile.rows - 1) // p.shape[last]
-    )
+    cdef bint follow = columns_follow(x, begin, tile.rows)
     columns.has_wide_targets, columns.ignore_index = x.o.is_wide, x.o.ignore_index
     columns.grad, columns.inverse, columns.return_grad = upstream_of_all(x), x.inverse_temperature, x.return_grad
-    columns.smoothing, columns.class_weight, columns.token_weight = x.o.label_smoothing, x.o.class_weight, x.o.token_weight
-    if copies:
+    columns.smoothing, columns.class_weight = x.o.label_smoothing, x.o.class_weight
+    if follow:
+        columns.targets = <const char *>x.o.target + number * (8 if x.o.is_wide else 4)
+        columns.losses = &x.loss_terms[number]
+    else:
         number_rows(x, begin, tile.rows, False, r)
         columns.targets, columns.has_wide_targets, columns.losses = r.t.entries, True, r.log_sum
         for i in range(tile.rows):
             r.t.entries[i] = target_at(&x.o, r.numbers[i])
-        if x.o.token_weight != NULL:
-            columns.token_weight = r.factor
-            for i in range(tile.rows):
-                r.factor[i] = x.o.token_weight[r.numbers[i]]
-    else:
-        columns.targets = <const char *>x.o.target + number * (8 if x.o.is_wide else 4)
-        columns.losses = &x.loss_terms[number]
-        if x.o.token_weight != NULL:
-            columns.token_weight = &x.o.token_weight[number]
+    columns.token_weight = column_weights(x, number, follow, tile.rows, r)
     x.kernels.single_target_strips(tile, &columns)
-    if copies and x.loss_terms != NULL:
-        for i in range(tile.rows):
-            x.loss_terms[r.numbers[i]] = r.log_sum[i]
-    elif copies:
-        for i in range(tile.rows):
-            set_loss(x, r.numbers[i], r.log_sum[i], 0)
+    if not follow:
+        set_losses(x, tile.rows, r)
+
+
+cdef void dense_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Rows *r, char *scratch) noexcept nogil:
+    """Compute the columns of a tile that begins at row `begin` of a problem that follows AG_LOSS_DENSE_COLUMNS."""
+    cdef ag_dense_columns columns
+    cdef ag_loss_rows rows = parameters(x, r)
+    cdef Py_ssize_t number = offset_of(&x.s.p, &x.s.p.operands[MASK], begin)
+    cdef bint follow = columns_follow(x, begin, tile.rows)
+    columns.kept, columns.share, columns.class_weight, columns.class_scale = (
+        rows.kept, rows.share, rows.class_weight, x.class_scale
+    )
+    columns.grad_loss, columns.denominator, columns.return_grad = x.o.grad_loss, x.denominators[0], x.return_grad
+    columns.inverse, columns.memory = x.inverse_temperature * x.outer_slope, scratch
+    if not follow:
+        number_rows(x, begin, tile.rows, False, r)
+    columns.losses = &x.loss_terms[number] if follow else r.log_sum
+    columns.token_weight = column_weights(x, number, follow, tile.rows, r)
+    x.kernels.dense_columns(tile, &columns)
+    if not follow:
+        set_losses(x, tile.rows, r)
 
 
 cdef void whole_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Rows *r, char *scratch) noexcept nogil:
@@ -277,6 +318,11 @@ cdef void whole_block(const void *context, Py_ssize_t block, int thread) noexcep
             x.o.label_smoothing != 0 or is_strip(x, &tile)
         ):
             single_target_columns(x, begin, &tile, &r)
+            if x.return_grad:
+                scatter_columns(s, block, 0, s.p.n, tiles, &tile)
+            return
+        if s.p.op == AG_LOSS_DENSE_COLUMNS:
+            dense_columns(x, begin, &tile, &r, scratch_of(s, thread))
             if x.return_grad:
                 scatter_columns(s, block, 0, s.p.n, tiles, &tile)
             return

@@ -14,6 +14,8 @@ from libc.string cimport memset
 
 from ascend_grad cimport _cpu, _openmp, _tasks, _threads
 from ascend_grad._kernels cimport (
+    AG_FLOAT32,
+    AG_FLOAT64,
     AG_FLOAT64,
     ag_convert,
     ag_copy_3d,
@@ -237,6 +239,11 @@ cdef void prepare(Schedule *s, const Problem *p, int threads, const Plan *serial
 
 cdef const ag_loss_kernels *loss_kernels(const Schedule *s) noexcept nogil:
     return ag_rowwise_loss_kernels(s.variant, s.plan.tile_dtype)
+
+
+cdef Py_ssize_t most_dense_rows(bint is_double) noexcept nogil:
+    """Return how long columns with dense targets can be in a kernel that computes float64 if `is_double`, else float32."""
+    return ag_rowwise_loss_kernels(_cpu.active(), AG_FLOAT64 if is_double else AG_FLOAT32).dense_rows
 
 
 cdef Py_ssize_t place_workspace(Schedule *s, char *base) noexcept nogil:

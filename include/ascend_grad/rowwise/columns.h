@@ -220,35 +220,47 @@ AG_INLINE void K(strip_max)(const int vectors, const char *a, ptrdiff_t a_stride
     }
 }
 
-/* Compute the sums of the columns of a strip of tile->n rows. The terms are kept in `cached`, (n, vectors), or NULL. */
+/* Compute the sums of the columns of a strip of tile->n rows, at most a sum block. The terms are kept in `cached`,
+ * (n, vectors), or NULL; AG_LOSS_REST reads exponentials there. AG_LOSS_EXP_OF_DENSE has three sums, and three totals for each
+ * vector. It alone reads `dense` and the class weights, ones if they are NULL. */
 AG_INLINE void K(strip_sum)(const int op, const int vectors, const ag_tile *tile, const char *a, const char *b,
-                            ptrdiff_t width, V scale, const V *max, K(lane_sums) *totals, V *cached)
+                            ptrdiff_t width, V scale, const V *max, const K(dense_row) *dense,
+                            const compute_t *class_weight, K(lane_sums) *totals, V *cached)
 {
-    enum { LEVELS = 4 };
+    enum { LEVELS = 4, SUMS = 3 };
+    const int sums = vectors * (op == AG_LOSS_EXP_OF_DENSE ? SUMS : 1);
     const ptrdiff_t n = tile->n, lanes = n < VL ? n : VL;
     const V none = {0};
     V x[4] = {none}, y[4] = {none};
     /* Lanes are added by halves, in the fixed order: the sum of a lane is pending until its other half is computed. The
      * lane whose sum was computed last is added first. */
-    K(lane_sums) sum[4], pending[LEVELS][4];
+    K(lane_sums) sum[4 * SUMS], pending[LEVELS][4 * SUMS];
     ptrdiff_t half = 1, lane = 0;
     int count = 0;
     while (2 * half < lanes) half *= 2;
     if (lanes == 1) half = 0;
     for (;;) {
-        V partial[4] = {none};
+        V partial[4 * SUMS] = {none};
         for (ptrdiff_t k = lane; k < n; k += VL) {
             K(load_strip)(vectors, 1, a + k * tile->a_stride, width, x);
             if (ag_sums_b(op)) K(load_strip)(vectors, 1, b + k * tile->b_stride, width, y);
+            const V weight = class_weight ? V_(set1)(class_weight[k]) : none;
             AG_UNROLL(4)
             for (int j = 0; j < vectors; j++) {
-                const V term = K(term)(op, x[j], y[j], (MASKV){0}, scale, max[j]);
-                if (cached) cached[k * vectors + j] = term;
-                partial[j] += term;
+                if (op == AG_LOSS_EXP_OF_DENSE) {
+                    const V w = K(dense_weight)(y[j], weight, class_weight != NULL, dense);
+                    K(dense_add)(partial + SUMS * j, x[j], w, scale, max[j]);
+                } else if (op == AG_LOSS_REST && cached) {
+                    partial[j] += V_(select)(x[j] < max[j], cached[k * vectors + j], none);
+                } else {
+                    const V term = K(term)(op, x[j], y[j], (MASKV){0}, scale, max[j]);
+                    if (cached) cached[k * vectors + j] = term;
+                    partial[j] += term;
+                }
             }
         }
-        AG_UNROLL(4)
-        for (int j = 0; j < vectors; j++) {
+        AG_UNROLL(12)
+        for (int j = 0; j < sums; j++) {
             sum[j] = (K(lane_sums)){0};
             K(fold)(&sum[j], partial[j]);
         }
@@ -256,18 +268,18 @@ AG_INLINE void K(strip_sum)(const int op, const int vectors, const ag_tile *tile
         for (; bit && ((lane & bit) || (lane | bit) >= lanes); bit /= 2) {
             if (!(lane & bit)) continue; /* the column is too short for the other half */
             count--;
-            AG_UNROLL(4)
-            for (int j = 0; j < vectors; j++) K(add_lanes)(&sum[j], &pending[count][j]);
+            AG_UNROLL(12)
+            for (int j = 0; j < sums; j++) K(add_lanes)(&sum[j], &pending[count][j]);
             lane ^= bit;
         }
         if (bit == 0) break;
-        AG_UNROLL(4)
-        for (int j = 0; j < vectors; j++) pending[count][j] = sum[j];
+        AG_UNROLL(12)
+        for (int j = 0; j < sums; j++) pending[count][j] = sum[j];
         count++;
         lane |= bit;
     }
-    AG_UNROLL(4)
-    for (int j = 0; j < vectors; j++) totals[j] = K(canonical)(&sum[j]);
+    AG_UNROLL(12)
+    for (int j = 0; j < sums; j++) totals[j] = K(canonical)(&sum[j]);
 }
 
 /* Compute a strip of an operator with one result. The loops repeat the loops of strip_max and strip_sum: calls of these

@@ -4,20 +4,6 @@
  * computes the losses, and the factors of the exponentials.
  */
 
-/* ---- weights of dense targets --------------------------------------------------------------------------------------- */
-
-/* Numbers of dense targets, in all lanes. */
-typedef struct {
-    V kept, share, certain, at_certain;
-} K(dense_row);
-
-/* Return the weights of classes from their probabilities and from their class weights, if there are any. */
-AG_INLINE V K(dense_weight)(V prob, V class_weight, int has_weights, const K(dense_row) *row)
-{
-    const V weight = V_(fma)(prob, row->kept, row->share);
-    return has_weights ? weight * class_weight : weight;
-}
-
 /* Return the numbers of row r. The numbers of its nearly certain entry are 0 unless they are known (`with_certain`). */
 AG_INLINE K(dense_row) K(dense_row_of)(const ag_loss_rows *rows, int with_certain, ptrdiff_t r)
 {
@@ -209,93 +195,7 @@ static void K(loss_rows_sum)(const ag_tile *tile, ag_row_op sum, const ag_loss_r
     }
 }
 
-/* ---- dense targets ----------------------------------------------------------------------------------------------- */
-
-/* Add the terms of the three sums of a vector of elements. */
-AG_INLINE void K(dense_add)(V *partial, V x, V weight, V scale, V max)
-{
-    const V none = {0}, distance = (max - x) * scale;
-    const MASKV is_below = x < max;
-    partial[0] += V_(select)((weight == 0) | (distance == 0), none, weight * distance); /* either may be infinite */
-    partial[1] += V_(select)(is_below, weight, none);
-    partial[2] += V_(select)(is_below, none, weight);
-}
-
-/* Sum the terms of one segment, n <= AG_SEGMENT(VL), in the order that rowwise.h defines. */
-AG_INLINE void K(dense_segment)(const char *a, const char *prob, const compute_t *class_weight, ptrdiff_t n, V scale, V max,
-                                const K(dense_row) *row, double *sums)
-{
-    const V none = {0};
-    K(lane_sums) lanes[3] = {0};
-    for (ptrdiff_t i = 0; i < n;) {
-        const ptrdiff_t end = i + AG_SUM_BLOCK <= n ? i + AG_SUM_BLOCK : n;
-        V partial[3] = {{0}};
-        for (; i + VL <= end; i += VL) {
-            const V c = class_weight ? V_(load)(class_weight + i) : none;
-            const V weight = K(dense_weight)(AG_LOAD(prob + i * AG_SIZE), c, class_weight != NULL, row);
-            K(dense_add)(partial, AG_LOAD(a + i * AG_SIZE), weight, scale, max);
-        }
-        if (i < end) {
-            const V c = class_weight ? V_(load_partial)(class_weight + i, end - i) : none;
-            const V weight = K(dense_weight)(AG_LOAD_PARTIAL(prob + i * AG_SIZE, end - i), c, class_weight != NULL, row);
-            K(dense_add)(partial, AG_LOAD_PARTIAL(a + i * AG_SIZE, end - i), V_(first)(end - i, weight, none), scale, max);
-            i = end;
-        }
-        AG_UNROLL(3)
-        for (int j = 0; j < 3; j++) K(fold)(&lanes[j], partial[j]);
-    }
-    AG_UNROLL(3)
-    for (int j = 0; j < 3; j++) sums[j] = K(reduce)(&lanes[j]);
-}
-
-/* Compute the sums of narrow rows, of which loss_is_flat holds. */
-AG_NOINLINE void K(dense_flat_sums)(const ag_tile *tile, const ag_loss_rows *parameters, double *sums[3])
-{
-    compute_t terms[3][K(LOSS_PADDED)] __attribute__((aligned(64))), shift[K(LOSS_PADDED)] __attribute__((aligned(64)));
-    compute_t each[K(LOSS_CAPACITY)];
-    const K(dense_row) dense = K(dense_row_of)(parameters, 0, 0);
-    const V scale = V_(set1)((compute_t)tile->scale);
-    const ptrdiff_t n = tile->n, block = K(LOSS_CAPACITY) / n / VL * VL;
-    for (ptrdiff_t row = 0; row < tile->rows; row += block) {
-        const ptrdiff_t rows = tile->rows - row < block ? tile->rows - row : block, count = rows * n;
-        for (ptrdiff_t r = 0; r < rows; r++) each[r] = (compute_t)parameters->max[row + r];
-        K_COMPUTE(broadcast)(each, rows, n, shift);
-        for (ptrdiff_t i = 0; i < count; i += VL) {
-            const V x = K(loss_load_flat)(tile->a + row * tile->a_stride, i, count);
-            const V prob = K(loss_load_flat)(tile->b + row * tile->b_stride, i, count);
-            V added[3] = {{0}};
-            K(dense_add)(added, x, K(dense_weight)(prob, prob, 0, &dense), scale, V_(load)(shift + i));
-            AG_UNROLL(3)
-            for (int j = 0; j < 3; j++) V_(store)(terms[j] + i, added[j]);
-        }
-        for (int j = 0; j < 3; j++) K_COMPUTE(narrow_row_sums)(terms[j], rows, n, sums[j] + row);
-    }
-}
-
-static void K(loss_rows_dense)(const ag_tile *tile, const ag_loss_rows *rows, double *deficit, double *below, double *at_max)
-{
-    double *results[3] = {deficit, below, at_max};
-    const K(dense_row) row = K(dense_row_of)(rows, 0, 0);
-    const compute_t *weight = (const compute_t *)rows->class_weight;
-    if (K(loss_is_flat)(tile, rows)) {
-        K(dense_flat_sums)(tile, rows, results);
-        return;
-    }
-    for (ptrdiff_t r = 0; r < tile->rows; r++) {
-        const char *a = tile->a + r * tile->a_stride, *prob = tile->b + r * tile->b_stride;
-        const V scale = V_(set1)((compute_t)rows->scale[r]), max = V_(set1)((compute_t)rows->max[r]);
-        ag_sum totals[3] = {{0}};
-        double sums[3] = {0};
-        for (ptrdiff_t i = 0; i < tile->n; i += AG_SEGMENT(VL)) {
-            const ptrdiff_t length = tile->n - i < AG_SEGMENT(VL) ? tile->n - i : AG_SEGMENT(VL);
-            K(dense_segment)(a + i * AG_SIZE, prob + i * AG_SIZE, weight ? weight + i : NULL, length, scale, max, &row, sums);
-            for (int j = 0; tile->n > AG_SEGMENT(VL) && j < 3; j++) ag_sum_add(&totals[j], sums[j]);
-        }
-        for (int j = 0; j < 3; j++) {
-            results[j][r] = ag_canonical_nan(tile->n > AG_SEGMENT(VL) ? ag_sum_total(totals[j]) : sums[j] + 0.0);
-        }
-    }
-}
+/* ---- predicted entries ------------------------------------------------------------------------------------------- */
 
 static ptrdiff_t K(loss_find)(const char *a, ptrdiff_t n, double value)
 {
@@ -476,7 +376,7 @@ AG_INLINE void K(loss_strip)(const int vectors, const ag_tile *tile, ptrdiff_t c
     V best[4] = {{0}};
     K(lane_sums) totals[4];
     K(strip_max)(vectors, a, tile->a_stride, tile->n, width, best);
-    K(strip_sum)(AG_LOSS_EXP, vectors, tile, a, a, width, scale, best, totals, NULL);
+    K(strip_sum)(AG_LOSS_EXP, vectors, tile, a, a, width, scale, best, NULL, NULL, totals, NULL);
     AG_UNROLL(4)
     for (int j = 0; j < vectors; j++) {
         double values[2][VL];
@@ -601,6 +501,8 @@ static void K(loss_apply_curvature)(const char *z, const char *gradient, const c
 
 #include "loss_numbers.h"
 #include "loss_targets.h"
+#include "loss_dense.h"
+#undef AG_FOR_HALVES
 
 static const ag_loss_kernels K(loss_table) AG_UNUSED = {
     .rows_max = K(loss_rows_max),
@@ -619,6 +521,8 @@ static const ag_loss_kernels K(loss_table) AG_UNUSED = {
     .target_gradients = K(loss_target_gradients),
     .finish = K(loss_finish),
     .single_target_strips = K(loss_single_target_strips),
+    .dense_rows = AG_DENSE_ROWS(VL),
+    .dense_columns = K(loss_dense_columns),
     .transform = K(loss_transform),
     .apply_slopes = K(loss_apply_slopes),
     .apply_curvature = K(loss_apply_curvature),

@@ -129,6 +129,35 @@ static void K(loss_finish)(const double *rest, const double *max, const double *
 
 /* ---- short columns with one target each -------------------------------------------------------------------------- */
 
+/* Compute the maxima of the columns of a strip, their exponentials, and `rest` of loss.h. */
+AG_INLINE void K(strip_statistics)(const int vectors, const ag_tile *tile, const char *a, ptrdiff_t width, V scale, V *max,
+                                   V *cached, K(lane_sums) *rest)
+{
+    K(lane_sums) sums[4], accurate[4];
+    i64v is_near_one = {0};
+    int64_t has_near_one = 0;
+    K(strip_max)(vectors, a, tile->a_stride, tile->n, width, max);
+    K(strip_sum)(AG_LOSS_EXP, vectors, tile, a, a, width, scale, max, NULL, NULL, sums, cached);
+    AG_UNROLL(4)
+    for (int j = 0; j < vectors; j++) {
+#define AG_SUBTRACT(half)                                                                                              \
+    is_near_one |= sums[j].half < AG_ACCURATE_SUM;                                                                     \
+    rest[j].half = sums[j].half - 1.0;
+        AG_FOR_HALVES(AG_SUBTRACT)
+#undef AG_SUBTRACT
+    }
+    AG_UNROLL(8)
+    for (int j = 0; j < AG_LANES / 2; j++) has_near_one |= is_near_one[j];
+    if (!has_near_one) return;
+    K(strip_sum)(AG_LOSS_REST, vectors, tile, a, a, width, scale, max, NULL, NULL, accurate, cached);
+    AG_UNROLL(4)
+    for (int j = 0; j < vectors; j++) {
+#define AG_REPLACE(half) rest[j].half = v_f64_select(sums[j].half < AG_ACCURATE_SUM, accurate[j].half, rest[j].half);
+        AG_FOR_HALVES(AG_REPLACE)
+#undef AG_REPLACE
+    }
+}
+
 AG_INLINE int64_t K(loss_target)(const ag_single_target_columns *p, ptrdiff_t c)
 {
     return p->has_wide_targets ? ((const int64_t *)p->targets)[c] : ((const int32_t *)p->targets)[c];
@@ -172,36 +201,16 @@ AG_INLINE void K(loss_single_target_strip)(const ag_single_target_columns *p, co
     V max[4] = {none}, x[4] = {none}, logit[4] = {none}, target[4] = {none}, factor[4], at_target[4], smoothed[4];
     V cached[AG_STRIP_ROWS(VL) * vectors];
     const int has_weights = p->class_weight || p->token_weight;
-    K(lane_sums) sums[4], rest[4], deficit[4], weight[4];
-    K(strip_max)(vectors, a, tile->a_stride, tile->n, width, max);
-    K(strip_sum)(AG_LOSS_EXP, vectors, tile, a, a, width, scale, max, sums, cached);
-    i64v is_near_one = {0};
+    K(lane_sums) rest[4], deficit[4], weight[4];
+    K(strip_statistics)(vectors, tile, a, width, scale, max, cached, rest);
     AG_UNROLL(4)
     for (int j = 0; j < vectors; j++) {
-#define AG_SUBTRACT(half)                                                                                              \
-    is_near_one |= sums[j].half < AG_ACCURATE_SUM;                                                                     \
-    rest[j].half = sums[j].half - 1.0;
-        AG_FOR_HALVES(AG_SUBTRACT)
-#undef AG_SUBTRACT
         deficit[j] = (K(lane_sums)){0};
         target[j] = K(loss_load_targets)(p, c + j * VL, width);
         if (has_weights) weight[j] = K(loss_load_weights)(p, c + j * VL, width, &target[j]);
     }
-    int64_t has_near_one = 0;
-    AG_UNROLL(8)
-    for (int j = 0; j < AG_LANES / 2; j++) has_near_one |= is_near_one[j];
-    if (has_near_one) {
-        K(lane_sums) accurate[4];
-        K(strip_sum)(AG_LOSS_REST, vectors, tile, a, a, width, scale, max, accurate, NULL);
-        AG_UNROLL(4)
-        for (int j = 0; j < vectors; j++) {
-#define AG_REPLACE(half) rest[j].half = v_f64_select(sums[j].half < AG_ACCURATE_SUM, accurate[j].half, rest[j].half);
-            AG_FOR_HALVES(AG_REPLACE)
-#undef AG_REPLACE
-        }
-    }
     if (p->smoothing != 0) {
-        K(strip_sum)(AG_LOSS_DEFICIT, vectors, tile, a, a, width, scale, max, deficit, NULL);
+        K(strip_sum)(AG_LOSS_DEFICIT, vectors, tile, a, a, width, scale, max, NULL, NULL, deficit, NULL);
     }
     for (ptrdiff_t k = 0; k < tile->n; k++) {
         K(load_strip)(vectors, 1, a + k * tile->a_stride, width, x);
@@ -266,5 +275,3 @@ static void K(loss_single_target_strips)(const ag_tile *tile, const ag_single_ta
 {
     AG_COMPUTE_STRIPS(K(loss_single_target_strip), p, tile);
 }
-
-#undef AG_FOR_HALVES

@@ -119,3 +119,27 @@ AG_INLINE V K(term_at_partial)(const int op, const char *a, const char *b, const
                            K(get_mask_partial)(ag_masks_sum(op), mask, i, n), scale, max);
     return ag_is_forward(op) ? V_(first)(n, term, (V){0}) : term; /* as exp(0) would add 1 */
 }
+
+/* ---- weights of dense targets --------------------------------------------------------------------------------------- */
+
+/* Numbers of dense targets, in all lanes. */
+typedef struct {
+    V kept, share, certain, at_certain;
+} K(dense_row);
+
+/* Return the weights of classes from their probabilities and from their class weights, if there are any. */
+AG_INLINE V K(dense_weight)(V prob, V class_weight, int has_weights, const K(dense_row) *row)
+{
+    const V weight = V_(fma)(prob, row->kept, row->share);
+    return has_weights ? weight * class_weight : weight;
+}
+
+/* Add the terms of the three sums of a vector of elements. */
+AG_INLINE void K(dense_add)(V *partial, V x, V weight, V scale, V max)
+{
+    const V none = {0}, distance = (max - x) * scale;
+    const MASKV is_below = x < max;
+    partial[0] += V_(select)((weight == 0) | (distance == 0), none, weight * distance); /* either may be infinite */
+    partial[1] += V_(select)(is_below, weight, none);
+    partial[2] += V_(select)(is_below, none, weight);
+}

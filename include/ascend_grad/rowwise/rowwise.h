@@ -78,12 +78,13 @@ typedef enum { AG_NOT_READ, AG_IN_RESULT, AG_IN_SUM } ag_use;
 
 /* Row sums of the cross-entropy, which is no member of the list above, as its kernels have other arguments (loss_kernels.h):
  * X(member, name, direction, use of the second input, use of the mask, column kernels: 1 or 0). A plan for one of the
- * first three describes the whole operator. The second and the third never process columns; the third has probabilities of
- * all classes as second input. */
+ * first four describes the whole operator. The second and the third never process columns. The third and the fourth have
+ * probabilities of all classes as second input; the columns of the fourth have at most AG_DENSE_ROWS rows. */
 #define AG_FOREACH_LOSS_SUM(X)                                                                                         \
     X(AG_LOSS_EXP, exp, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 1)                                                       \
     X(AG_LOSS_EXP_OF_ROWS, exp_of_rows, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 0)                                       \
     X(AG_LOSS_EXP_OF_DENSE, exp_of_dense, AG_FORWARD, AG_IN_SUM, AG_NOT_READ, 0)                                       \
+    X(AG_LOSS_DENSE_COLUMNS, dense_columns, AG_FORWARD, AG_IN_SUM, AG_NOT_READ, 1)                                     \
     X(AG_LOSS_REST, rest, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 1)                                                     \
     X(AG_LOSS_MOMENT, moment, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 0)                                                 \
     X(AG_LOSS_DEFICIT, deficit, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 0)                                               \
@@ -129,6 +130,9 @@ enum { AG_MASKED_LOGIT = -10000 };
 /* Most rows of a strip, for which column kernels keep the sums in registers. In memory, the sums of the lanes would
  * take more bytes than the elements themselves. It is at most the rows of a sum block. */
 #define AG_STRIP_ROWS(VL) (16 * (VL) < 64 ? 16 * (VL) : 64)
+
+/* Most rows of columns with dense targets, a sum block. The exponentials of four vectors of columns fit the kernels' memory. */
+#define AG_DENSE_ROWS(VL) (16 * (VL))
 
 enum {
     AG_MAX_COLUMNS = 1024,   /* most columns of a tile */
@@ -211,6 +215,20 @@ typedef struct {
     double *losses;
 } ag_single_target_columns;
 
+/* Columns with dense targets and no other term of the loss: arguments and results of `dense_columns`. */
+typedef struct {
+    double kept, share;         /* as in ag_loss_rows, like the class weights */
+    const void *class_weight;
+    double class_scale;         /* see ag_class_scale */
+    const double *token_weight; /* of each column, or NULL for 1 */
+    double grad_loss;           /* the upstream gradient of the result */
+    double denominator;         /* what the sum of the losses is divided by; 0: there is no gradient */
+    double inverse;             /* the reciprocal temperature */
+    int return_grad;            /* whether the gradient is written */
+    double *losses;
+    void *memory;               /* AG_SCRATCH_BYTES bytes of the calling thread */
+} ag_dense_columns;
+
 /* Rows with any number of targets: parameters and results of `target_losses` and `target_gradients`. Arrays have one number
  * for each row, or for each target of a row. */
 typedef struct {
@@ -271,6 +289,9 @@ typedef struct {
                    double smoothing, double *losses, double *factors, double *at_targets, ptrdiff_t count);
     /* Compute the losses and the gradients of columns of at most strip_rows rows. */
     void (*single_target_strips)(const ag_tile *tile, const ag_single_target_columns *columns);
+    /* Compute the losses and the gradients of columns of at most dense_rows rows. */
+    ptrdiff_t dense_rows;
+    void (*dense_columns)(const ag_tile *tile, const ag_dense_columns *columns);
     /* Replace n logits x by cap tanh(inner x), or by inner x if cap is 0. */
     void (*transform)(char *x, ptrdiff_t n, double inner, double cap);
     /* Multiply gradients with respect to n such logits z by 1 - (z / cap)^2. A gradient of 0 stays 0. */
