@@ -26,6 +26,7 @@ from hypothesis import given
 from samples import DTYPES, generator
 
 import ascend_grad as ag
+from ascend_grad import _rowwise_candidates
 
 #: Options, as `random_arguments` takes them.
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -85,6 +86,47 @@ def test_threads_and_layouts_have_equal_bits(shape, axis, dtype, cpu_engines):
         ]
         for engine in cpu_engines():
             assert same_bits([engine.call("cross_entropy", **arguments | way) for way in ways]), engine.name
+
+
+def canonical(x):
+    """Return a copy in which every NaN has the same bits."""
+    return np.where(np.isnan(x), np.asarray(np.nan, x.dtype), x)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 7, 33, 64, 65, 128, 129, 256, 257])
+def test_columns_have_the_bits_of_rows(classes, dtype, cpu_engines):
+    """Also with logits and weights that are not finite, and nearly certain entries."""
+    options = [
+        {},
+        {"reduction": "none", "token_weight": "rows"},
+        {"label_smoothing": 0.2, "class_weight": "classes", "temperature": 0.6},
+        {"reduction": "sum", "grad_loss": 0.0},
+        {"reduction": "sum", "token_weight": "rows", "grad_loss": -1e-300, "logit_scale": 0.3},
+    ]
+    for number, option in enumerate(options):
+        arguments = random_arguments((classes, number), (150, classes), -1, dtype, options=option, dense=dtype)
+        x, q = arguments["input"], arguments["target"]
+        x[10:40, 0] += 60
+        x[0, 0], x[1, 0], x[2:4, -1] = np.nan, np.inf, -np.inf
+        q[4, 0], q[5, -1], q[6, 0], q[7] = np.nan, np.inf, 0, 0
+        if "class_weight" in option:
+            arguments["class_weight"][:1] = np.inf
+        if "token_weight" in option:
+            arguments["token_weight"][20:25] = 0, np.nan, np.inf, -1, 1e-320
+        columns = arguments | {name: arguments[name].T.copy() for name in ("input", "target")} | {"axis": 0}
+        for engine in cpu_engines():
+            _rowwise_candidates.force("rows in place")
+            try:
+                rows = engine.call("cross_entropy", **arguments)
+                _rowwise_candidates.force("columns in place")
+                results = [engine.call("cross_entropy", **columns)]
+                _rowwise_candidates.force("columns, gathered")
+                results.append(engine.call("cross_entropy", **columns))
+            finally:
+                _rowwise_candidates.force()
+            for result in results:
+                for one, other in ((rows.loss, result.loss), (rows.input_grad, result.input_grad.T)):
+                    assert canonical(one).tobytes() == canonical(other).tobytes(), (engine.name, option)
 
 
 def test_in_place_and_other_outs(dtype, cpu_engine):

@@ -84,7 +84,7 @@ static void K(loss_rows_dense)(const ag_tile *tile, const ag_loss_rows *rows, do
 
 #if AG_IS_F32 || AG_IS_F64
 /* Compute the losses of columns c to c + count, and replace `rest` of loss.h and the three sums by the factor, the smoothing,
- * `certain` and `at_certain` of ag_loss_rows, in the arithmetic of finish_row. */
+ * `certain` and `at_certain` of ag_loss_rows, in the arithmetic of finish_row. If the gradient is 0, `certain` is -1. */
 AG_NOINLINE void K(dense_finish)(const ag_dense_columns *p, ptrdiff_t c, ptrdiff_t count, double numbers[4][4 * AG_LANES])
 {
     const f64v none = {0}, one = v_f64_set1(1), infinite = v_f64_set1(INFINITY), class_scale = v_f64_set1(p->class_scale);
@@ -95,8 +95,8 @@ AG_NOINLINE void K(dense_finish)(const ag_dense_columns *p, ptrdiff_t c, ptrdiff
         const f64v rest = v_f64_load(numbers[0] + i), below = v_f64_load(numbers[2] + i), log_sum = v_f64_log1p(rest);
         const f64v deficit = v_f64_load(numbers[1] + i) * class_scale, reciprocal = 1.0 / (1.0 + rest);
         const f64v weights = (below + v_f64_load(numbers[3] + i)) * class_scale;
-        f64v token = one, grad_loss = v_f64_set1(grad_of_all), a = grad_loss * weights + 0.0, others = grad_loss * below * class_scale;
-        f64v loss = weights * log_sum + deficit;
+        f64v token = one, grad_loss = v_f64_set1(grad_of_all), a = grad_loss * weights + 0.0;
+        f64v others = grad_loss * below * class_scale, loss = weights * log_sum + deficit;
         i64v is_zero = {0};
         if (v_f64_bits(loss != loss)) { /* see ag_smoothed_sum */
             const i64v is_infinite = (log_sum == 0) & ((weights == infinite) | (weights == -infinite));
@@ -112,12 +112,14 @@ AG_NOINLINE void K(dense_finish)(const ag_dense_columns *p, ptrdiff_t c, ptrdiff
             a = v_f64_select(grad_loss == 0, none, grad_loss * weights + 0.0);
             others = v_f64_select(grad_loss == 0, none, grad_loss * below * class_scale);
         }
-        const i64v is_certain = (reciprocal > AG_NEARLY_CERTAIN) & ~is_zero;
+        const f64v factor = v_f64_select(is_zero, none, a * reciprocal * inverse);
+        const f64v smoothing = v_f64_select(is_zero, none, grad_loss * class_scale * inverse);
+        const f64v certain = v_f64_select(reciprocal > AG_NEARLY_CERTAIN, one, one + 1.0);
         K(loss_store)(p->losses + c + i, loss, count - i);
-        v_f64_store(numbers[0] + i, v_f64_select(is_zero, none, a * reciprocal * inverse));
-        v_f64_store(numbers[1] + i, v_f64_select(is_zero, none, grad_loss * class_scale * inverse));
-        v_f64_store(numbers[2] + i, v_f64_select(is_certain, one, one + 1.0));
-        v_f64_store(numbers[3] + i, (others - a * (rest * reciprocal)) * inverse);
+        v_f64_store(numbers[0] + i, factor);
+        v_f64_store(numbers[1] + i, smoothing);
+        v_f64_store(numbers[2] + i, v_f64_select((factor == 0) & (smoothing == 0), -one, certain));
+        v_f64_store(numbers[3] + i, ((0.0 + others) - a * (rest * reciprocal)) * inverse);
     }
 }
 #endif
@@ -168,7 +170,7 @@ AG_INLINE void K(dense_strip)(const ag_dense_columns *p, const int vectors, cons
             const V e = cached[k * vectors + j];
             const V w = K(dense_weight)(q[j], c_k, class_weight != NULL, &row[j]);
             const V value = K(loss_result)(1, e, V_(fma)(e, factor[j], -(smoothing[j] * w)), &row[j]);
-            q[j] = V_(select)((factor[j] == 0) & (smoothing[j] == 0), none, value);
+            q[j] = V_(select)(row[j].certain < 0, none, value);
         }
         AG_UNROLL(4)
         for (int j = 0; j < vectors; j++) {
