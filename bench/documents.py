@@ -27,7 +27,6 @@ NOT_PRINTED = (
 )
 
 
-
 def documents_below(root: Path) -> tuple[Path, ...]:
     """List the documents with blocks in the source tree ``root``."""
     docs = root / "docs"
