@@ -4,13 +4,14 @@ from ascend_grad._cross_entropy_rows cimport CrossEntropy
 from ascend_grad._kernels cimport AG_SUM_LANES, ag_dtype, ag_sum
 from ascend_grad._linear_kernels cimport ag_linear_kernels, ag_sparse_rows
 from ascend_grad._loss_options cimport LossOptions
+from ascend_grad._tasks cimport Team
 from ascend_grad._views cimport View
 
 ctypedef struct SparseLoss:
     # The loss of a linear layer whose input is sparse, with its gradients; with a vector, the product of its Hessian with
     # respect to weight and bias and the vector, instead of the gradients. The caller fills in the first fields.
     ag_sparse_rows x
-    Py_ssize_t rows
+    Py_ssize_t rows                   # all rows
     Py_ssize_t nonzeros
     View weight                       # (V, H)
     View prob                         # (rows, V): probabilities of all classes, if targets are dense
@@ -36,6 +37,12 @@ ctypedef struct SparseLoss:
     CrossEntropy loss                 # of the rows of a block
     CrossEntropy last                 # of the rows of the last block
     double[2] denominators
+    # Rows that are computed by one thread, with sums of their own, if there are several parts; or all rows.
+    Py_ssize_t parts                  # 1: the threads share every block of rows
+    Py_ssize_t begin
+    Py_ssize_t end
+    SparseLoss *each                  # (parts,): what is computed of each, or NULL. Parts have none
+    Team *team                        # of the call
     # The workspace.
     char *transposed                  # (H, pitch): the weight, and a vector of padding
     char *transposed_vector           # (H, pitch), likewise; NULL without a vector

@@ -2,8 +2,12 @@
 
 The weight is transposed once. Rows are then computed in blocks: their logits, from the nonzeros (`sparse.h`); losses,
 outputs and P, by the phases of `cross_entropy`, which overwrite the logits; what P and the nonzeros add to the gradient of
-the weight, transposed as well. Each thread adds to a range of the features, so that the order of a sum is that of the rows.
-Sums of many rows in float32 are added to totals in float64 from time to time, as their rounding errors would add up.
+the weight, transposed as well. Sums of many rows in float32 are added to totals in float64 from time to time, as their
+rounding errors would add up.
+
+If features have several nonzeros each, the rows are cut into parts, whose number does not depend on the threads. One thread
+computes a part, with sums of its own, which are merged in the order of the parts. Otherwise the threads share every block, and
+each adds to a range of the features, so that the order of a sum is that of the rows.
 
 The product of the Hessian and a vector takes the same steps. The vector is transposed like the weight, the changes of the
 logits along it are computed like the logits, and P is the product of the Hessian with respect to the logits and the changes.
@@ -27,12 +31,14 @@ from ascend_grad._cross_entropy_schedule cimport (
 from ascend_grad._cross_entropy_tasks cimport run_phases
 from ascend_grad._kernels cimport (
     AG_FLOAT64,
+    AG_SUM_LANES,
     ag_copy_3d,
     ag_dim,
     ag_fpenv,
     ag_fpenv_enter,
     ag_fpenv_leave,
     ag_itemsize,
+    ag_sum_add,
     ag_sums_total_of_all,
 )
 from ascend_grad._linear_kernels cimport AG_SPARSE_OUTSIDE, AG_SPARSE_UNSORTED, ag_sparse_task
@@ -56,6 +62,11 @@ from ascend_grad._views cimport View
 cdef enum:
     BLOCK_BYTES = 1 << 20             # bytes of the nonzeros and the logits of a block, about, which then stay in L2
     LEAST_BLOCK = 64                  # rows of the smallest block, of which all blocks but the last have a multiple
+    PART_BLOCK_BYTES = 1 << 17        # likewise of a block that one thread computes
+    MOST_PARTS = 16                   # most parts of the rows
+    PART_ROWS = 256                   # least rows of a part
+    PART_NONZEROS = 2                 # least nonzeros of a feature, on average, in each part, as parts are merged
+    PART_BYTES = 32 << 20             # most bytes of the sums and totals of all parts
     LOSS_BYTES = 3 << 20              # what the loss of a small block takes at most, in the least workspace
     FEATURES = 512                    # features that are transposed together
     BIAS_ROWS = 1 << 10               # rows whose P is added up together
@@ -63,6 +74,7 @@ cdef enum:
     FOLD_NONZEROS = 4                 # least nonzeros of a feature, on average, among these rows
     SAMPLES = 1 << 14                 # nonzeros whose features decide how features are cut
     BINS = 1 << 10                    # ranges of features that are counted
+    MERGED = 256                      # sums that are merged together
 
 # Nanoseconds of one thread, as measured, for the number of threads.
 cdef double NS_OF_NONZERO = 1.5           # and once more for each cache line of classes
@@ -195,44 +207,74 @@ cdef void describe_block(SparseLoss *s, CrossEntropy *x, Py_ssize_t rows) noexce
 
 
 cdef void describe_blocks(SparseLoss *s) noexcept nogil:
+    cdef Py_ssize_t rows = s.end - s.begin
     describe_block(s, &s.loss, s.block)
-    describe_block(s, &s.last, s.rows - (ceil_div(s.rows, s.block) - 1) * s.block)
+    describe_block(s, &s.last, rows - (ceil_div(rows, s.block) - 1) * s.block)
+
+
+cdef void place_rows(SparseLoss *s, Arena *arena) noexcept nogil:
+    """Place what the rows of a part need, or all rows if there is one part, in memory. No memory: NULL."""
+    cdef Py_ssize_t vocab = s.weight.shape[0], of_loss
+    cdef char *loss
+    s.sums = arena_alloc(arena, transposed_bytes(s)) if s.weight_grad.data != NULL else NULL
+    s.totals = NULL
+    if s.fold_rows:
+        s.totals = <double *>arena_alloc(arena, s.x.features * s.pitch * sizeof(double))
+    s.logits = s.p = arena_alloc(arena, logits_bytes(s, s.block))
+    s.changes = NULL
+    if has_vector(s):
+        s.changes = arena_alloc(arena, logits_bytes(s, s.block))
+        s.p = arena_alloc(arena, logits_bytes(s, s.block))
+    s.bias_sums = s.partial_sums = NULL
+    if s.with_bias_grad:
+        s.bias_sums = <double *>arena_alloc(arena, vocab * sizeof(double))
+        s.partial_sums = <double *>arena_alloc(arena, ceil_div(s.block, BIAS_ROWS) * vocab * sizeof(double))
+    describe_blocks(s)                # with the addresses of logits, changes and P
+    # Both losses take the same memory, one after the other.
+    of_loss = max(loss_workspace_size(&s.loss), loss_workspace_size(&s.last))
+    loss = arena_alloc(arena, of_loss)
+    if arena.base != NULL:
+        place_loss_workspace(&s.loss, loss)
+        place_loss_workspace(&s.last, loss)
+
+
+cdef Py_ssize_t rows_of_part(const SparseLoss *s) noexcept nogil:
+    return ceil_div(ceil_div(s.rows, s.parts), <Py_ssize_t>LEAST_BLOCK) * LEAST_BLOCK
+
+
+cdef void place_parts(SparseLoss *s, Arena *arena) noexcept nogil:
+    """Place the parts in memory, and what each needs."""
+    cdef Py_ssize_t part, rows = rows_of_part(s)
+    cdef SparseLoss measured
+    cdef SparseLoss *one = &measured
+    s.each = <SparseLoss *>arena_alloc(arena, s.parts * sizeof(SparseLoss))
+    for part in range(s.parts):
+        if arena.base != NULL:
+            one = &s.each[part]
+        one[0] = s[0]
+        one.each, one.threads = NULL, 1
+        one.begin, one.end = part * rows, min(s.rows, (part + 1) * rows)
+        place_rows(one, arena)
 
 
 cdef Py_ssize_t place_sparse_workspace(SparseLoss *s, char *base) noexcept nogil:
     """Place the workspace in memory that begins at `base`, and return its bytes. NULL only measures the bytes."""
     cdef Arena arena
-    cdef Py_ssize_t vocab = s.weight.shape[0], of_loss
+    cdef Py_ssize_t vocab = s.weight.shape[0]
     arena.base, arena.used = base, 0
     s.transposed = arena_alloc(&arena, transposed_bytes(s))
-    s.sums = arena_alloc(&arena, transposed_bytes(s)) if s.weight_grad.data != NULL else NULL
-    s.totals = NULL
-    if s.fold_rows:
-        s.totals = <double *>arena_alloc(&arena, s.x.features * s.pitch * sizeof(double))
-    s.logits = s.p = arena_alloc(&arena, logits_bytes(s, s.block))
-    s.transposed_vector = s.changes = NULL
-    if has_vector(s):
-        s.transposed_vector = arena_alloc(&arena, transposed_bytes(s))
-        s.changes = arena_alloc(&arena, logits_bytes(s, s.block))
-        s.p = arena_alloc(&arena, logits_bytes(s, s.block))
+    s.transposed_vector = arena_alloc(&arena, transposed_bytes(s)) if has_vector(s) else NULL
     s.cuts = <int64_t *>arena_alloc(&arena, (s.threads + 1) * sizeof(int64_t))
     s.bias_values = s.vector_bias_values = NULL
-    s.bias_sums = s.partial_sums = NULL
     if s.bias != NULL:
         s.bias_values = arena_alloc(&arena, (vocab + VECTOR_PADDING) * s.itemsize)
     if s.vector_bias != NULL:
         s.vector_bias_values = arena_alloc(&arena, (vocab + VECTOR_PADDING) * s.itemsize)
-    if s.with_bias_grad:
-        s.bias_sums = <double *>arena_alloc(&arena, vocab * sizeof(double))
-        s.partial_sums = <double *>arena_alloc(&arena, ceil_div(s.block, BIAS_ROWS) * vocab * sizeof(double))
-    if base != NULL:
-        describe_blocks(s)            # with the addresses of logits, changes and P
-    # Both losses take the same memory, one after the other.
-    of_loss = max(loss_workspace_size(&s.loss), loss_workspace_size(&s.last))
-    base = arena_alloc(&arena, of_loss)
-    if base != NULL:
-        place_loss_workspace(&s.loss, base)
-        place_loss_workspace(&s.last, base)
+    s.begin, s.end, s.each = 0, s.rows, NULL
+    if s.parts > 1:
+        place_parts(s, &arena)
+    else:
+        place_rows(s, &arena)
     return arena.used
 
 
@@ -241,20 +283,49 @@ cdef Py_ssize_t sparse_workspace_size(SparseLoss *s) noexcept nogil:
     return place_sparse_workspace(s, NULL) + ALIGNMENT
 
 
+cdef void choose_block(SparseLoss *s) noexcept nogil:
+    """Choose the rows of a block."""
+    cdef Py_ssize_t row_bytes = (3 if has_vector(s) else 1) * s.weight.shape[0] * s.itemsize, most = s.rows
+    row_bytes += s.nonzeros // max(<Py_ssize_t>1, s.rows) * (s.itemsize + (8 if s.x.is_wide else 4))
+    s.block = max(<Py_ssize_t>1, (PART_BLOCK_BYTES if s.parts > 1 else BLOCK_BYTES) // (LEAST_BLOCK * row_bytes)) * LEAST_BLOCK
+    if s.parts > 1:
+        most = rows_of_part(s)
+    s.block = min(s.block, max(<Py_ssize_t>1, most))
+
+
+cdef Py_ssize_t choose_parts(const SparseLoss *s) noexcept nogil:
+    """Return the number of parts of the rows, which does not depend on the threads."""
+    cdef Py_ssize_t parts = 1, bytes = 0, least = LEAST_BLOCK
+    if s.weight_grad.data != NULL:
+        bytes = transposed_bytes(s) + (s.x.features * s.pitch * sizeof(double) if s.fold_rows else 0)
+    while (
+        parts < MOST_PARTS and s.rows >= 2 * parts * PART_ROWS and 2 * parts * bytes <= PART_BYTES
+        and (not bytes or s.nonzeros >= 2 * parts * PART_NONZEROS * s.x.features)
+    ):
+        parts *= 2
+    # No part is empty, although parts have multiples of these rows.
+    while parts > 1 and (parts - 1) * ceil_div(ceil_div(s.rows, parts), least) * least >= s.rows:
+        parts //= 2
+    return parts
+
+
 cdef void prepare_sparse(SparseLoss *s, Py_ssize_t workspace_bytes, int threads) noexcept nogil:
-    """Choose the rows of a block. `workspace_bytes` 0: the default. `threads`: those of the team."""
-    cdef Py_ssize_t row_bytes
+    """Choose the parts, and the rows of a block. `workspace_bytes` 0: the default. `threads`: those of the team."""
     s.kernels, s.itemsize, s.threads = kernels_for(s.dtype), ag_itemsize[<int>s.dtype], threads
     s.pitch = s.kernels.sparse_pitch(s.weight.shape[0])
-    row_bytes = (3 if has_vector(s) else 1) * s.weight.shape[0] * s.itemsize
-    row_bytes += s.nonzeros // max(<Py_ssize_t>1, s.rows) * (s.itemsize + (8 if s.x.is_wide else 4))
     s.fold_rows = fold_rows(s.dtype, s.rows, s.x.features, s.nonzeros, s.weight_grad.data != NULL)
-    s.block = max(<Py_ssize_t>1, BLOCK_BYTES // (LEAST_BLOCK * row_bytes)) * LEAST_BLOCK
-    s.block = min(s.block, max(<Py_ssize_t>1, s.rows))
-    describe_blocks(s)
+    s.parts = choose_parts(s)
+    choose_block(s)
+    while workspace_bytes and s.parts > 1 and sparse_workspace_size(s) > workspace_bytes:
+        s.parts //= 2
+        choose_block(s)
     while workspace_bytes and s.block > LEAST_BLOCK and sparse_workspace_size(s) > workspace_bytes:
         s.block = ceil_div(s.block, 2 * LEAST_BLOCK) * LEAST_BLOCK
-        describe_blocks(s)
+
+
+ctypedef fused real_t:
+    float
+    double
 
 
 # ---- phases ----------------------------------------------------------------------------------------------------------
@@ -277,13 +348,19 @@ cdef void transpose_features(
 
 
 cdef void transpose_matrices(const void *context, Py_ssize_t task, int thread) noexcept nogil:
-    """Transpose some features of the weight and of the vector, and set the sums of these features to 0."""
+    """Transpose some features of the weight and of the vector."""
     cdef const SparseLoss *s = <const SparseLoss *>context
     cdef Py_ssize_t first = task * FEATURES, count = min(<Py_ssize_t>FEATURES, s.x.features - first)
-    cdef Py_ssize_t line = s.pitch * s.itemsize
     transpose_features(s, &s.weight, first, count, s.transposed)
     if has_vector(s):
         transpose_features(s, &s.vector, first, count, s.transposed_vector)
+    if s.each == NULL:
+        clear_sums(s, first, count)
+
+
+cdef void clear_sums(const SparseLoss *s, Py_ssize_t first, Py_ssize_t count) noexcept nogil:
+    """Set the sums of some features to 0."""
+    cdef Py_ssize_t line = s.pitch * s.itemsize
     if s.sums != NULL:
         memset(s.sums + first * line, 0, count * line)
     if s.totals != NULL:
@@ -299,13 +376,30 @@ cdef void fold_sums(const SparseLoss *s, Py_ssize_t first, Py_ssize_t end) noexc
         sums[k] = 0
 
 
-cdef void round_totals(const SparseLoss *s, Py_ssize_t first, Py_ssize_t count) noexcept nogil:
-    """Add the totals of some features to their sums, which then are sums over all rows."""
-    cdef float *sums = <float *>s.sums + first * s.pitch
-    cdef const double *totals = s.totals + first * s.pitch
-    cdef Py_ssize_t k
-    for k in range(count * s.pitch):
-        sums[k] = <float>(totals[k] + sums[k])
+cdef void merge_sums(const SparseLoss *s, real_t *sums, Py_ssize_t first, Py_ssize_t count) noexcept nogil:
+    """Set sums of some features, those of the first part, to the sums over all rows. The type is that of the sums."""
+    cdef Py_ssize_t end = (first + count) * s.pitch, begin = first * s.pitch, length, part, k
+    cdef const SparseLoss *one
+    cdef const real_t *of_part
+    cdef const double *totals
+    cdef double[MERGED] merged
+    while begin < end:
+        length = min(<Py_ssize_t>MERGED, end - begin)
+        memset(merged, 0, sizeof(merged))
+        for part in range(s.parts):
+            one = s
+            if s.each != NULL:
+                one = &s.each[part]
+            of_part = <const real_t *>one.sums + begin
+            if one.totals != NULL:
+                totals = one.totals + begin
+                for k in range(length):
+                    merged[k] += totals[k]
+            for k in range(length):
+                merged[k] += of_part[k]
+        for k in range(length):
+            sums[begin + k] = <real_t>merged[k]
+        begin += length
 
 
 cdef void write_weight_grad(const void *context, Py_ssize_t task, int thread) noexcept nogil:
@@ -313,15 +407,18 @@ cdef void write_weight_grad(const void *context, Py_ssize_t task, int thread) no
     cdef const SparseLoss *s = <const SparseLoss *>context
     cdef Py_ssize_t first = task * FEATURES
     cdef Py_ssize_t line = s.pitch * s.itemsize
+    cdef char *sums = s.sums if s.each == NULL else s.each[0].sums
     cdef ag_dim one, classes, features
     one.length, one.to, one.from_ = 1, 0, 0
     classes.length, classes.to, classes.from_ = s.weight.shape[0], s.weight_grad.strides[0], s.itemsize
     features.length = min(<Py_ssize_t>FEATURES, s.x.features - first)
     features.to, features.from_ = s.weight_grad.strides[1], line
-    if s.totals != NULL:
-        round_totals(s, first, features.length)
+    if s.dtype == AG_FLOAT64 and s.each != NULL:
+        merge_sums(s, <double *>sums, first, features.length)
+    elif s.dtype != AG_FLOAT64 and (s.each != NULL or s.totals != NULL):
+        merge_sums(s, <float *>sums, first, features.length)
     ag_copy_3d(
-        _cpu.active(), s.weight_grad.data + first * s.weight_grad.strides[1], s.sums + first * line, one, classes,
+        _cpu.active(), s.weight_grad.data + first * s.weight_grad.strides[1], sums + first * line, one, classes,
         features, s.itemsize, False
     )
 
@@ -386,11 +483,6 @@ cdef void add_gradients(const void *context, Py_ssize_t task, int thread) noexce
         add_rows(<const double *>s.p + t.row * t.classes, t.row_end - t.row, t.classes, sums)
     else:
         add_rows(<const float *>s.p + t.row * t.classes, t.row_end - t.row, t.classes, sums)
-
-
-ctypedef fused real_t:
-    float
-    double
 
 
 cdef void add_rows(const real_t *p, Py_ssize_t rows, Py_ssize_t n, double *sums) noexcept nogil:
@@ -483,12 +575,16 @@ cdef void end_block(SparseLoss *s) noexcept nogil:
     ag_fpenv_leave(mode)
 
 
-cdef void run_blocks(void *context, Team *team) noexcept nogil:
-    cdef SparseLoss *s = <SparseLoss *>context
-    cdef Py_ssize_t parts = ceil_div(s.x.features, FEATURES), row = 0, rows, tasks
-    _tasks.run_phase(team, transpose_matrices, s, parts, False)
-    while row < s.rows and not team.is_cancelled:
-        begin_block(s, &s.loss if row + s.block < s.rows else &s.last, row)
+cdef void run_rows(SparseLoss *s, Team *team) noexcept nogil:
+    """Compute the rows of a part, or all rows, block by block."""
+    cdef Py_ssize_t row = s.begin, rows, tasks
+    s.current, s.correct, s.is_outside, s.x.is_unsorted = NULL, 0, 0, 0
+    memset(s.losses, 0, sizeof(s.losses))
+    memset(s.squares, 0, sizeof(s.squares))
+    if s.with_bias_grad:
+        memset(s.bias_sums, 0, s.weight.shape[0] * sizeof(double))
+    while row < s.end and not team.is_cancelled:
+        begin_block(s, &s.loss if row + s.block < s.end else &s.last, row)
         rows = s.current.o.rows
         _tasks.run_phase(team, compute_logits, s, ceil_div(rows, rows_of_task(s)), False)
         if s.is_outside:
@@ -500,8 +596,52 @@ cdef void run_blocks(void *context, Team *team) noexcept nogil:
         _tasks.run_phase(team, add_gradients, s, tasks, False)
         end_block(s)
         row += rows
-    if s.sums != NULL:
-        _tasks.run_phase(team, write_weight_grad, s, parts, False)
+
+
+cdef void run_part(const void *context, Py_ssize_t task, int thread) noexcept nogil:
+    """Compute the rows of a part on this thread. The task of a phase."""
+    cdef const SparseLoss *s = <const SparseLoss *>context
+    cdef SparseLoss *part = &s.each[task]
+    cdef Team serial
+    _tasks.begin_nested(&serial, s.team, thread)
+    clear_sums(part, 0, s.x.features)
+    run_rows(part, &serial)
+
+
+cdef void merge_parts(SparseLoss *s) noexcept nogil:
+    """Add up what the parts have of the losses, of correct predictions, and of the gradient of the bias."""
+    cdef ag_fpenv mode = ag_fpenv_enter()
+    cdef const SparseLoss *one
+    cdef Py_ssize_t part, v
+    cdef int lane
+    if s.with_bias_grad:
+        s.bias_sums = s.each[0].bias_sums
+    for part in range(s.parts):
+        one = &s.each[part]
+        for lane in range(AG_SUM_LANES):
+            ag_sum_add(&s.losses[lane], one.losses[lane].sum)
+            ag_sum_add(&s.losses[lane], one.losses[lane].compensation)
+            ag_sum_add(&s.squares[lane], one.squares[lane].sum)
+            ag_sum_add(&s.squares[lane], one.squares[lane].compensation)
+        s.correct += one.correct
+        s.is_outside |= one.is_outside
+        for v in range(s.weight.shape[0] if part and s.with_bias_grad else 0):
+            s.bias_sums[v] += one.bias_sums[v]
+    ag_fpenv_leave(mode)
+
+
+cdef void run_blocks(void *context, Team *team) noexcept nogil:
+    cdef SparseLoss *s = <SparseLoss *>context
+    cdef Py_ssize_t tasks = ceil_div(s.x.features, FEATURES)
+    s.team = team
+    _tasks.run_phase(team, transpose_matrices, s, tasks, False)
+    if s.each != NULL:
+        _tasks.run_phase(team, run_part, s, s.parts, False)
+        merge_parts(s)
+    else:
+        run_rows(s, team)
+    if s.weight_grad.data != NULL and not s.is_outside:
+        _tasks.run_phase(team, write_weight_grad, s, tasks, False)
 
 
 cdef void round_biases(SparseLoss *s) noexcept nogil:
@@ -525,14 +665,18 @@ cdef int run_sparse(SparseLoss *s, int asked, double *last_check) except -1 nogi
     What belongs to the bias is left in `bias_sums`. Nothing is complete if `is_outside` is set. `asked`: the threads of the
     caller's choice, or 0.
     """
+    cdef Py_ssize_t part
     memset(s.losses, 0, sizeof(s.losses))
     memset(s.squares, 0, sizeof(s.squares))
-    s.current, s.correct, s.is_outside, s.x.is_unsorted = NULL, 0, 0, 0
+    s.correct = s.is_outside = 0
     set_denominators(&s.o, s.denominators, last_check)
     round_biases(s)
-    if s.with_bias_grad:
-        memset(s.bias_sums, 0, s.weight.shape[0] * sizeof(double))
-    cut_features(s)
+    if s.each == NULL:
+        cut_features(s)
+    else:
+        s.cuts[0], s.cuts[1] = 0, s.x.features
+    for part in range(s.parts if s.each != NULL else 0):
+        s.each[part].denominators[0], s.each[part].denominators[1] = s.denominators[0], s.denominators[1]
     _tasks.run_team(run_blocks, s, s.threads, asked == 0, sparse_cost(s), last_check)
     if s.o.outputs.correct != NULL:
         s.o.outputs.correct[0] = s.correct

@@ -70,6 +70,8 @@ cdef int check_signals(double *last_check) except -1 nogil:
 
 cdef bint is_cancelled(Team *team, int thread) noexcept nogil:
     """Return whether a task should end early. The calling thread of the team, number 0, checks signals at intervals."""
+    if team.outer != NULL:
+        team.is_cancelled = is_cancelled(team.outer, team.thread)
     if thread == 0 and not team.is_cancelled and team.last_check != NULL and is_check_due(team.last_check):
         team.is_cancelled = raises_exception()
     return team.is_cancelled
@@ -111,6 +113,13 @@ cdef void run_serially(Team *team, task_function function, const void *context, 
     ag_fpenv_leave(mode)
 
 
+cdef void begin_nested(Team *team, Team *outer, int thread) noexcept nogil:
+    """Make a team of one thread, which computes a task of the team `outer` as its thread `thread`."""
+    ag_team_init(&team.team, 1, 1)
+    team.default_threads, team.measures, team.is_cancelled, team.last_check = False, False, False, NULL
+    team.outer, team.thread = outer, thread
+
+
 cdef void run_phase(
     Team *team, task_function function, const void *context, Py_ssize_t tasks, bint by_thread
 ) noexcept nogil:
@@ -122,7 +131,7 @@ cdef void run_phase(
     cdef int64_t begin = 0
     if team.is_cancelled or not tasks:
         return
-    if _is_recording:
+    if _is_recording and team.outer == NULL:
         record_phase(function, context, tasks, by_thread)
         return
     if team.team.size == 1 or tasks == 1 or (team.default_threads and _threads.is_oversubscribed()):
@@ -158,6 +167,7 @@ cdef int run_team(
     cdef int64_t begin = 0
     cdef bint is_waking
     cdef int cores, started
+    team.outer = NULL
     if last_check != NULL and last_check[0] == 0:
         last_check[0] = ag_coarse_ns()
     if _is_recording:

@@ -273,7 +273,7 @@ def test_ctrl_c_interrupts_a_long_call(mode, num_threads, run_script, needs_memo
     run_script(script)
 
 
-@pytest.mark.parametrize("operator", [STATISTICS, WHOLE])
+@pytest.mark.parametrize("operator", [STATISTICS, WHOLE, "sparse"])
 def test_ctrl_c_interrupts_the_other_operators(operator, run_script):
     """Signals are handled within the call. The second signal, sent after the first was handled, interrupts the call."""
     script = f"""
@@ -298,10 +298,15 @@ def test_ctrl_c_interrupts_the_other_operators(operator, run_script):
         target = np.zeros(2048, np.int64)
         x = np.broadcast_to(np.float32(0.01), (2048, 512))
         w = np.broadcast_to(np.float32(0.01), (4_000_000, 512))  # a minute's work
+        if "{operator}" == "sparse":
+            import scipy.sparse
+            sparse = scipy.sparse.csr_array(np.ones((200_000, 20)))
         try:
             threading.Timer(0.1, interrupt).start()
             if "{operator}" == "{STATISTICS}":
                 ag.{STATISTICS}(x, w, target, 0, 10, num_threads=1)
+            elif "{operator}" == "sparse":
+                ag.{WHOLE}(sparse, np.ones((4000, 20)), np.zeros(sparse.shape[0], np.int64), num_threads=2)
             else:
                 ag.{WHOLE}(x, w, target, output_mask=(True, False), num_threads=1)
             handled = 2  # by now, the call is over
