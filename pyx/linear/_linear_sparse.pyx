@@ -66,7 +66,7 @@ cdef enum:
     MOST_PARTS = 16                   # most parts of the rows
     PART_ROWS = 256                   # least rows of a part
     PART_NONZEROS = 2                 # least nonzeros of a feature, on average, in each part, as parts are merged
-    PART_BYTES = 32 << 20             # most bytes of the sums and totals of all parts
+    PART_BYTES = 4 << 20              # most bytes of the sums and totals of all parts, whose memory is kept for later calls
     LOSS_BYTES = 3 << 20              # what the loss of a small block takes at most, in the least workspace
     FEATURES = 512                    # features that are transposed together
     BIAS_ROWS = 1 << 10               # rows whose P is added up together

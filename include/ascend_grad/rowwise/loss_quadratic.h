@@ -89,13 +89,64 @@ AG_NOINLINE void K(quadratic_flat)(const ag_tile *tile, const ag_loss_rows *rows
     }
 }
 
-/* Return elements of the vector of a row, with the derivative of the softcap as a factor if there is one. */
-AG_INLINE V K(vector_value)(const char *a, const char *vector, ptrdiff_t i, ptrdiff_t n, double cap)
+/* Load `left` elements, but at most a vector, if `is_partial`; otherwise a whole vector. */
+AG_INLINE V K(quadratic_load)(const int is_partial, const char *p, ptrdiff_t left)
 {
-    const V v = K(loss_load_flat)(vector, i, n);
-    if (cap == 0) return v;
-    const V value = K(loss_load_flat)(a, i, n) / V_(set1)((compute_t)cap);
+    return is_partial ? AG_LOAD_PARTIAL(p, left) : AG_LOAD(p);
+}
+
+/* What the kernels read of a row, from one element on. */
+typedef struct {
+    const char *a, *vector;
+    const compute_t *cached; /* exponentials of the row */
+    V max, scale, cap;
+} K(quadratic_row);
+
+/* Return the exponentials of elements from i on. */
+AG_INLINE V K(exp_of_row)(const int is_cached, const int is_partial, const K(quadratic_row) *row, ptrdiff_t i, ptrdiff_t left)
+{
+    if (is_cached) return V_(load)(row->cached + i); /* there is memory for a vector beyond the row */
+    return V_(exp)((K(quadratic_load)(is_partial, row->a + i * AG_SIZE, left) - row->max) * row->scale);
+}
+
+/* Return elements of the vector from i on, with the derivative of the softcap as a factor if there is one. */
+AG_INLINE V K(vector_of_row)(const int has_cap, const int is_partial, const K(quadratic_row) *row, ptrdiff_t i, ptrdiff_t left)
+{
+    const V v = K(quadratic_load)(is_partial, row->vector + i * AG_SIZE, left);
+    if (!has_cap) return v;
+    const V value = K(quadratic_load)(is_partial, row->a + i * AG_SIZE, left) / row->cap;
     return v * (1 - value * value);
+}
+
+AG_INLINE K(quadratic_row) K(quadratic_row_of)(const ag_tile *tile, const ag_loss_rows *rows, const ag_loss_quadratic *q,
+                                               int is_flat, ptrdiff_t r)
+{
+    return (K(quadratic_row)){.a = tile->a + r * tile->a_stride,
+                              .vector = q->vector ? q->vector + q->numbers[r] * q->vector_pitch : NULL,
+                              .cached = rows->cached && !is_flat ? (const compute_t *)rows->cached + r * rows->pitch : NULL,
+                              .max = V_(set1)((compute_t)rows->max[r]),
+                              .scale = V_(set1)((compute_t)rows->scale[r]),
+                              .cap = V_(set1)((compute_t)q->cap)};
+}
+
+AG_INLINE V K(quadratic_result)(const int is_cached, const int has_vector, const int has_cap, const int is_partial,
+                                const K(quadratic_row) *row, const K(quadratic) *numbers, ptrdiff_t i, ptrdiff_t left)
+{
+    const V e = K(exp_of_row)(is_cached, is_partial, row, i, left);
+    if (!has_vector) return K(quadratic_value)(e, numbers);
+    return K(product_value)(e, K(vector_of_row)(has_cap, is_partial, row, i, left), numbers);
+}
+
+AG_INLINE void K(quadratic_write)(const int is_cached, const int has_vector, const int has_cap, const K(quadratic_row) *row,
+                                  const K(quadratic) *numbers, char *to, ptrdiff_t n)
+{
+    ptrdiff_t i = 0;
+    for (; i + VL <= n; i += VL) {
+        AG_STORE(to + i * AG_SIZE, K(quadratic_result)(is_cached, has_vector, has_cap, 0, row, numbers, i, VL));
+    }
+    if (i < n) {
+        AG_STORE_PARTIAL(to + i * AG_SIZE, K(quadratic_result)(is_cached, has_vector, has_cap, 1, row, numbers, i, n - i), n - i);
+    }
 }
 
 static void K(loss_rows_quadratic)(const ag_tile *tile, const ag_loss_rows *rows, const ag_loss_quadratic *q)
@@ -106,24 +157,19 @@ static void K(loss_rows_quadratic)(const ag_tile *tile, const ag_loss_rows *rows
         return;
     }
     for (ptrdiff_t r = 0; r < tile->rows; r++) {
-        const char *a = tile->a + r * tile->a_stride;
-        const char *vector = q->vector ? q->vector + q->numbers[r] * q->vector_pitch : NULL;
-        const compute_t *cached = rows->cached && !is_flat ? (const compute_t *)rows->cached + r * rows->pitch : NULL;
+        const K(quadratic_row) row = K(quadratic_row_of)(tile, rows, q, is_flat, r);
+        const int has_vector = row.vector != NULL;
         char *to = q->to + q->numbers[r] * q->pitch;
-        const V max = V_(set1)((compute_t)rows->max[r]), scale = V_(set1)((compute_t)rows->scale[r]);
         const K(quadratic) numbers = {V_(set1)((compute_t)q->first[r]),
                                       V_(set1)(q->second ? (compute_t)q->second[r] : (compute_t)0),
                                       V_(set1)((compute_t)q->at_one[r]),
-                                      V_(set1)(vector ? (compute_t)q->others[r] : (compute_t)0),
-                                      V_(set1)(vector ? (compute_t)q->at_max[r] : (compute_t)0)};
-        for (ptrdiff_t i = 0; i < tile->n; i += VL) {
-            const ptrdiff_t left = tile->n - i;
-            const V e = cached ? V_(load)(cached + i) : V_(exp)((K(loss_load_flat)(a, i, tile->n) - max) * scale);
-            const V value = vector ? K(product_value)(e, K(vector_value)(a, vector, i, tile->n, q->cap), &numbers)
-                                   : K(quadratic_value)(e, &numbers);
-            if (left >= VL) AG_STORE(to + i * AG_SIZE, value);
-            else AG_STORE_PARTIAL(to + i * AG_SIZE, value, left);
-        }
+                                      V_(set1)(has_vector ? (compute_t)q->others[r] : (compute_t)0),
+                                      V_(set1)(has_vector ? (compute_t)q->at_max[r] : (compute_t)0)};
+        if (row.cached && has_vector && q->cap == 0) K(quadratic_write)(1, 1, 0, &row, &numbers, to, tile->n);
+        else if (row.cached && has_vector) K(quadratic_write)(1, 1, 1, &row, &numbers, to, tile->n);
+        else if (row.cached) K(quadratic_write)(1, 0, 0, &row, &numbers, to, tile->n);
+        else if (has_vector) K(quadratic_write)(0, 1, q->cap != 0, &row, &numbers, to, tile->n);
+        else K(quadratic_write)(0, 0, 0, &row, &numbers, to, tile->n);
     }
 }
 
@@ -137,18 +183,22 @@ AG_INLINE void K(add_product)(V *partial, V e, V v)
     partial[1] += V_(select)(e == 1, v, none);
 }
 
-/* Sum up one segment, n <= AG_SEGMENT(VL), in the order that rowwise.h defines. */
-AG_INLINE void K(product_segment)(const char *a, const char *vector, const compute_t *cached, ptrdiff_t n, V max, V scale,
-                                  double cap, double *sums)
+/* Sum up one segment of a row, elements begin to `end`, in the order that rowwise.h defines. */
+AG_INLINE void K(product_segment)(const int is_cached, const int has_cap, const K(quadratic_row) *row, ptrdiff_t begin,
+                                  ptrdiff_t end, double *sums)
 {
+    const V none = {0};
     K(lane_sums) lanes[2] = {0};
-    for (ptrdiff_t i = 0; i < n;) {
-        const ptrdiff_t end = i + AG_SUM_BLOCK <= n ? i + AG_SUM_BLOCK : n;
-        V partial[2] = {{0}};
-        for (; i < end; i += VL) {
-            V e = cached ? V_(load)(cached + i) : V_(exp)((K(loss_load_flat)(a, i, n) - max) * scale);
-            if (i + VL > n) e = V_(first)(n - i, e, (V){0});
-            K(add_product)(partial, e, K(vector_value)(a, vector, i, n, cap));
+    for (ptrdiff_t i = begin; i < end;) {
+        const ptrdiff_t last = i + AG_SUM_BLOCK <= end ? i + AG_SUM_BLOCK : end;
+        V partial[2] = {none};
+        for (; i + VL <= last; i += VL) {
+            K(add_product)(partial, K(exp_of_row)(is_cached, 0, row, i, VL), K(vector_of_row)(has_cap, 0, row, i, VL));
+        }
+        if (i < last) {
+            const V e = K(exp_of_row)(is_cached, 1, row, i, last - i);
+            K(add_product)(partial, V_(first)(last - i, e, none), K(vector_of_row)(has_cap, 1, row, i, last - i));
+            i = last;
         }
         for (int j = 0; j < 2; j++) K(fold)(&lanes[j], partial[j]);
     }
@@ -196,15 +246,14 @@ static void K(loss_rows_products)(const ag_tile *tile, const ag_loss_rows *rows,
         return;
     }
     for (ptrdiff_t r = 0; r < tile->rows; r++) {
-        const char *a = tile->a + r * tile->a_stride, *vector = q->vector + q->numbers[r] * q->vector_pitch;
-        const compute_t *cached = rows->cached && !is_flat ? (const compute_t *)rows->cached + r * rows->pitch : NULL;
-        const V max = V_(set1)((compute_t)rows->max[r]), scale = V_(set1)((compute_t)rows->scale[r]);
+        const K(quadratic_row) row = K(quadratic_row_of)(tile, rows, q, is_flat, r);
         ag_sum totals[2] = {{0}};
         double sums[2] = {0};
         for (ptrdiff_t i = 0; i < n; i += AG_SEGMENT(VL)) {
-            const ptrdiff_t length = n - i < AG_SEGMENT(VL) ? n - i : AG_SEGMENT(VL);
-            K(product_segment)(a + i * AG_SIZE, vector + i * AG_SIZE, cached ? cached + i : NULL, length, max, scale, q->cap,
-                               sums);
+            const ptrdiff_t end = n - i < AG_SEGMENT(VL) ? n : i + AG_SEGMENT(VL);
+            if (row.cached && q->cap == 0) K(product_segment)(1, 0, &row, i, end, sums);
+            else if (row.cached) K(product_segment)(1, 1, &row, i, end, sums);
+            else K(product_segment)(0, q->cap != 0, &row, i, end, sums);
             for (int j = 0; n > AG_SEGMENT(VL) && j < 2; j++) ag_sum_add(&totals[j], sums[j]);
         }
         for (int j = 0; j < 2; j++) results[j][r] = n > AG_SEGMENT(VL) ? ag_sum_total(totals[j]) : sums[j] + 0.0;
