@@ -60,8 +60,11 @@ cdef cnp.dtype _float32 = np.dtype(np.float32)
 cdef cnp.dtype _float64 = np.dtype(np.float64)
 
 # Bytes of a block that mostly stay in L2 from one product to the next. Blocks of a large weight may take as many bytes as its
-# sums, since each block passes over the weight and the sums.
+# sums, or have so many rows that the products take longer than the passes over the weight and the sums, if that takes no more
+# than a limit.
 cdef Py_ssize_t BLOCK_BYTES = 2 << 20
+cdef Py_ssize_t BLOCK_ROWS = 256
+cdef Py_ssize_t BLOCK_LIMIT = 32 << 20
 # Plans never read a vector.
 cdef char any_vector = 0
 
@@ -139,6 +142,7 @@ cdef class Layer:
             of_row += (self.vocab + 1) * self.width * itemsize
         if self.vector_input is not None:
             of_row += self.vocab * itemsize + self.hidden * (self.input.itemsize + itemsize + sizeof(double))
+        most = max(most, min(BLOCK_LIMIT, BLOCK_ROWS * of_row))
         return max(<Py_ssize_t>1, min(self.rows, most // max(of_row, <Py_ssize_t>1)))
 
     cdef list shapes(self):
@@ -235,9 +239,16 @@ cdef class Layer:
             gradient = cnp.PyArray_BYTES(self.gradient)
         self.describe_rows(&x, &p, begin, count)
         _cross_entropy_python.solve(&x, &p, threads, self.changes[:count], 1)
-        finish_rows(
-            product, gradient, count, self.vocab, self.o.is_double, present, <double *>cnp.PyArray_DATA(self.bias_sums)
-        )
+        if self.o.is_double:
+            mark_present(<const double *>product, <const double *>gradient, count, self.vocab, <double *>present)
+        else:
+            mark_present(<const float *>product, <const float *>gradient, count, self.vocab, <float *>present)
+        if self.width == self.hidden:
+            return 0
+        if self.o.is_double:
+            add_rows(<const double *>product, count, self.vocab, <double *>cnp.PyArray_DATA(self.bias_sums))
+        else:
+            add_rows(<const float *>product, count, self.vocab, <double *>cnp.PyArray_DATA(self.bias_sums))
         return 0
 
     cdef Problem problem_of_rows(self, cnp.ndarray x, cnp.ndarray weights, cnp.ndarray to):
@@ -386,40 +397,40 @@ cdef class Layer:
         return 0
 
 
-cdef bint is_any(const char *values, Py_ssize_t begin, Py_ssize_t end, bint is_double) noexcept nogil:
+ctypedef fused real_t:
+    float
+    double
+
+
+cdef bint is_any(const real_t *values, Py_ssize_t count) noexcept nogil:
     """Return whether a value is not 0."""
     cdef Py_ssize_t i
-    for i in range(begin, end):
-        if (<const double *>values)[i] != 0 if is_double else (<const float *>values)[i] != 0:
+    for i in range(count):
+        if values[i] != 0:
             return True
     return False
 
 
-cdef void finish_rows(
-    const char *product, const char *gradient, Py_ssize_t rows, Py_ssize_t vocab, bint is_double, char *present, double *sums
+cdef void mark_present(
+    const real_t *product, const real_t *gradient, Py_ssize_t rows, Py_ssize_t vocab, real_t *present
 ) noexcept nogil:
-    """Add up the columns of the product with respect to the logits, and find the rows where it or the gradient is not 0.
+    """Find the rows where the product with respect to the logits or the gradient, which may be NULL, is not 0.
 
-    The other rows are left out of products with the input, as they may hold anything. `gradient` may be NULL.
+    The other rows are left out of products with the input, as they may hold anything.
     """
-    cdef Py_ssize_t i, v
-    cdef double value
-    cdef bint is_present
+    cdef Py_ssize_t i
     for i in range(rows):
-        is_present = False
+        present[i] = is_any(product + i * vocab, vocab) or (
+            gradient != NULL and is_any(gradient + i * vocab, vocab)
+        )
+
+
+cdef void add_rows(const real_t *product, Py_ssize_t rows, Py_ssize_t vocab, double *sums) noexcept nogil:
+    """Add the rows of a product to sums."""
+    cdef Py_ssize_t i, v
+    for i in range(rows):
         for v in range(vocab):
-            if is_double:
-                value = (<const double *>product)[i * vocab + v]
-            else:
-                value = (<const float *>product)[i * vocab + v]
-            sums[v] += value
-            is_present |= value != 0
-        if gradient != NULL and not is_present:
-            is_present = is_any(gradient, i * vocab, (i + 1) * vocab, is_double)
-        if is_double:
-            (<double *>present)[i] = is_present
-        else:
-            (<float *>present)[i] = is_present
+            sums[v] += product[i * vocab + v]
 
 
 cdef int write_sums(cnp.ndarray sums, cnp.ndarray to) except -1:
