@@ -17,11 +17,11 @@ import ascend_grad as ag
 
 from . import machine
 from .case import WHOLE, Case
-from .documents import DOCS, kept_grids
+from .documents import ROOT, kept_grids
 from .measure import memory
 from .results import FOLDER, NUMPY, OWN, SKLEARN, TORCH, Results, Row
 
-PICTURES = DOCS / "pictures"
+PICTURES = ROOT / "docs" / "pictures"
 #: The file with the measured memory of the cases below, in the folder of the results.
 MEMORY = "memory"
 #: The beginning of the names under which the results of random problems are drawn.
