@@ -63,10 +63,9 @@ cdef enum:
     BLOCK_BYTES = 1 << 20             # bytes of the nonzeros and the logits of a block, about, which then stay in L2
     LEAST_BLOCK = 64                  # rows of the smallest block, of which all blocks but the last have a multiple
     PART_BLOCK_BYTES = 1 << 17        # likewise of a block that one thread computes
-    MOST_PARTS = 16                   # most parts of the rows
+    MOST_PARTS = 8                    # most parts of the rows
     PART_ROWS = 256                   # least rows of a part
-    PART_NONZEROS = 2                 # least nonzeros of a feature, on average, in each part, as parts are merged
-    PART_BYTES = 4 << 20              # most bytes of the sums and totals of all parts, whose memory is kept for later calls
+    PART_BYTES = 12 << 20             # most bytes of the sums and totals of all parts, whose memory is kept for later calls
     LOSS_BYTES = 3 << 20              # what the loss of a small block takes at most, in the least workspace
     FEATURES = 512                    # features that are transposed together
     BIAS_ROWS = 1 << 10               # rows whose P is added up together
@@ -80,6 +79,9 @@ cdef enum:
 cdef double NS_OF_NONZERO = 1.5           # and once more for each cache line of classes
 cdef double NS_OF_LOGIT = 1.0
 cdef double NS_OF_WEIGHT = 0.5
+# Nanoseconds that one byte of the sums of a part takes, and the most of the time of the nonzeros that all of them may take.
+cdef double NS_OF_PART = 0.1
+cdef double MOST_OF_PARTS = 1 / 6.0
 
 # Plans ask whether a loss has a vector, and never read it.
 cdef char any_address = 0
@@ -159,13 +161,18 @@ cdef inline bint has_vector(const SparseLoss *s) noexcept nogil:
     return s.vector.data != NULL
 
 
+cdef double time_of_nonzeros(const SparseLoss *s) noexcept nogil:
+    """Return the estimated nanoseconds of all products with nonzeros on one thread."""
+    cdef double products = 1 + has_vector(s) + (s.weight_grad.data != NULL)
+    cdef double lines = 1 + <double>s.pitch * s.itemsize / 64
+    return products * NS_OF_NONZERO * lines * s.nonzeros
+
+
 cdef double sparse_cost(const SparseLoss *s) noexcept nogil:
     """Return the estimated nanoseconds on one thread."""
     cdef double passes = 1 + has_vector(s), products = passes + (s.weight_grad.data != NULL)
-    cdef double lines = 1 + <double>s.pitch * s.itemsize / 64
     cdef double vocab = s.weight.shape[0]
-    cdef double of_products = NS_OF_NONZERO * lines * s.nonzeros + NS_OF_WEIGHT * vocab * s.x.features
-    return products * of_products + passes * NS_OF_LOGIT * vocab * s.rows
+    return time_of_nonzeros(s) + products * NS_OF_WEIGHT * vocab * s.x.features + passes * NS_OF_LOGIT * vocab * s.rows
 
 
 cdef int expected_sparse_threads(const SparseLoss *s, int asked) noexcept nogil:
@@ -300,7 +307,7 @@ cdef Py_ssize_t choose_parts(const SparseLoss *s) noexcept nogil:
         bytes = transposed_bytes(s) + (s.x.features * s.pitch * sizeof(double) if s.fold_rows else 0)
     while (
         parts < MOST_PARTS and s.rows >= 2 * parts * PART_ROWS and 2 * parts * bytes <= PART_BYTES
-        and (not bytes or s.nonzeros >= 2 * parts * PART_NONZEROS * s.x.features)
+        and 2 * parts * bytes * NS_OF_PART <= MOST_OF_PARTS * time_of_nonzeros(s)
     ):
         parts *= 2
     # No part is empty, although parts have multiples of these rows.
