@@ -57,7 +57,7 @@ from ascend_grad._loss_options cimport (
 from ascend_grad._memory cimport ALIGNMENT, Arena, align_up, arena_alloc
 from ascend_grad._rowwise_kernels cimport (
     AG_LOSS_DEFICIT,
-    AG_LOSS_DENSE_COLUMNS,
+    AG_LOSS_DENSE_STRIPS,
     AG_LOSS_EXP,
     AG_LOSS_EXP_OF_DENSE,
     AG_LOSS_EXP_OF_ROWS,
@@ -67,7 +67,7 @@ from ascend_grad._rowwise_kernels cimport (
     ag_row_op,
 )
 from ascend_grad._rowwise_plan cimport Problem, limit_blocks
-from ascend_grad._rowwise_schedule cimport loss_kernels, most_dense_rows, place_workspace, prepare
+from ascend_grad._rowwise_schedule cimport dense_strip_rows, loss_kernels, place_workspace, prepare
 
 cdef enum:
     CACHED_BYTES = 16 << 10           # most bytes of the exponentials of a chunk of rows, which mostly stay in L1
@@ -96,7 +96,9 @@ cdef bint is_single_target(const CrossEntropy *x) noexcept nogil:
 
     All their outputs have the shape of the logits.
     """
-    return has_one_term(x) and not is_dense(&x.o) and x.o.target_prob == NULL and (x.o.label_smoothing == 0 or x.o.class_weight == NULL)
+    return has_one_term(x) and not is_dense(&x.o) and x.o.target_prob == NULL and (
+        x.o.label_smoothing == 0 or x.o.class_weight == NULL
+    )
 
 
 cdef bint is_plain(const CrossEntropy *x) noexcept nogil:
@@ -104,22 +106,22 @@ cdef bint is_plain(const CrossEntropy *x) noexcept nogil:
     return has_one_term(x) and not has_full_results(x) and x.o.target_prob != NULL and x.o.label_smoothing == 0
 
 
-cdef bint are_dense_columns(const CrossEntropy *x, Py_ssize_t classes) noexcept nogil:
-    """Return whether a kernel computes all results of columns with dense targets."""
+cdef bint has_dense_strips(const CrossEntropy *x, Py_ssize_t classes) noexcept nogil:
+    """Return whether a kernel of strips computes all results of dense targets, if columns are processed."""
     return (
         is_dense(&x.o) and has_one_term(x) and not has_full_results(x) and x.vector == NULL
-        and classes <= most_dense_rows(x.o.is_double)
+        and classes <= dense_strip_rows(x.o.is_double)
     )
 
 
 cdef ag_row_op plan_of(const CrossEntropy *x, Py_ssize_t classes, bint has_other_dtype) noexcept nogil:
     """Return the operator whose plan a loss follows: AG_LOSS_EXP_OF_ROWS if column kernels do not compute all of it.
 
-    Dense targets follow AG_LOSS_EXP_OF_DENSE, or AG_LOSS_DENSE_COLUMNS if a kernel computes all of a column.
+    Dense targets follow AG_LOSS_EXP_OF_DENSE, or AG_LOSS_DENSE_STRIPS if columns may be processed.
     `has_other_dtype`: the gradient has another dtype than the logits.
     """
     if is_dense(&x.o):
-        return AG_LOSS_DENSE_COLUMNS if are_dense_columns(x, classes) else AG_LOSS_EXP_OF_DENSE
+        return AG_LOSS_DENSE_STRIPS if has_dense_strips(x, classes) else AG_LOSS_EXP_OF_DENSE
     if (
         needs_entropy(&x.o) or x.o.outputs.predicted != NULL or x.o.outputs.correct != NULL
         or x.o.temperatures != NULL or is_transformed(&x.o) or has_full_results(x) or x.given_lse != NULL

@@ -23,7 +23,7 @@ from ascend_grad._cross_entropy_rows cimport (
 from ascend_grad._kernels cimport AG_ACCURATE_SUM, ag_sum, ag_sum_add, ag_sum_total
 from ascend_grad._loss_options cimport is_dense, number_of, target_at
 from ascend_grad._rowwise_kernels cimport (
-    AG_LOSS_DENSE_COLUMNS,
+    AG_LOSS_DENSE_STRIPS,
     AG_LOSS_EXP,
     AG_LOSS_EXP_OF_DENSE,
     AG_LOSS_MOMENT,
@@ -193,8 +193,11 @@ cdef inline bint is_strip(const CrossEntropy *x, const ag_tile *tile) noexcept n
     return tile.n <= x.s.plan.kernels.strip_rows and (tile.rows >= AG_STRIP_COLUMNS or not is_packed)
 
 
-cdef bint columns_follow(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count) noexcept nogil:
-    """Return whether columns, from row `begin` of the problem on, have adjacent numbers, and losses that are reduced."""
+cdef bint uses_numbers_in_place(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t count) noexcept nogil:
+    """Return whether kernels read numbers of columns, from row `begin` of the problem on, and write losses where they are.
+
+    The numbers of the columns are then adjacent, and the losses, in float64, are reduced later.
+    """
     cdef const Problem *p = &x.s.p
     cdef int last = p.axes - 1
     return (
@@ -203,12 +206,14 @@ cdef bint columns_follow(const CrossEntropy *x, Py_ssize_t begin, Py_ssize_t cou
     )
 
 
-cdef const double *column_weights(const CrossEntropy *x, Py_ssize_t number, bint follow, Py_ssize_t count, Rows *r) noexcept nogil:
-    """Return the token weights of columns, of which the first is row `number` if they follow each other; NULL for ones."""
+cdef const double *column_weights(
+    const CrossEntropy *x, Py_ssize_t number, bint in_place, Py_ssize_t count, Rows *r
+) noexcept nogil:
+    """Return the token weights of columns, of which the first is row `number` if they are read in place; NULL for ones."""
     cdef Py_ssize_t i
     if x.o.token_weight == NULL:
         return NULL
-    if follow:
+    if in_place:
         return &x.o.token_weight[number]
     for i in range(count):
         r.factor[i] = x.o.token_weight[r.numbers[i]]
@@ -231,11 +236,11 @@ cdef void single_target_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile
     cdef ag_single_target_columns columns
     cdef Py_ssize_t number = offset_of(&x.s.p, &x.s.p.operands[MASK], begin), i
     # Targets and weights of columns that follow each other in C order need no copies, and neither do reduced losses.
-    cdef bint follow = columns_follow(x, begin, tile.rows)
+    cdef bint in_place = uses_numbers_in_place(x, begin, tile.rows)
     columns.has_wide_targets, columns.ignore_index = x.o.is_wide, x.o.ignore_index
     columns.grad, columns.inverse, columns.return_grad = upstream_of_all(x), x.inverse_temperature, x.return_grad
     columns.smoothing, columns.class_weight = x.o.label_smoothing, x.o.class_weight
-    if follow:
+    if in_place:
         columns.targets = <const char *>x.o.target + number * (8 if x.o.is_wide else 4)
         columns.losses = &x.loss_terms[number]
     else:
@@ -243,29 +248,29 @@ cdef void single_target_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile
         columns.targets, columns.has_wide_targets, columns.losses = r.t.entries, True, r.log_sum
         for i in range(tile.rows):
             r.t.entries[i] = target_at(&x.o, r.numbers[i])
-    columns.token_weight = column_weights(x, number, follow, tile.rows, r)
+    columns.token_weight = column_weights(x, number, in_place, tile.rows, r)
     x.kernels.single_target_strips(tile, &columns)
-    if not follow:
+    if not in_place:
         set_losses(x, tile.rows, r)
 
 
 cdef void dense_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Rows *r, char *scratch) noexcept nogil:
-    """Compute the columns of a tile that begins at row `begin` of a problem that follows AG_LOSS_DENSE_COLUMNS."""
+    """Compute the columns of a tile that begins at row `begin` of a problem that follows AG_LOSS_DENSE_STRIPS."""
     cdef ag_dense_columns columns
     cdef ag_loss_rows rows = parameters(x, r)
     cdef Py_ssize_t number = offset_of(&x.s.p, &x.s.p.operands[MASK], begin)
-    cdef bint follow = columns_follow(x, begin, tile.rows)
+    cdef bint in_place = uses_numbers_in_place(x, begin, tile.rows)
     columns.kept, columns.share, columns.class_weight, columns.class_scale = (
         rows.kept, rows.share, rows.class_weight, x.class_scale
     )
     columns.grad_loss, columns.denominator, columns.return_grad = x.o.grad_loss, x.denominators[0], x.return_grad
     columns.inverse, columns.memory = x.inverse_temperature * x.outer_slope, scratch
-    if not follow:
+    if not in_place:
         number_rows(x, begin, tile.rows, False, r)
-    columns.losses = &x.loss_terms[number] if follow else r.log_sum
-    columns.token_weight = column_weights(x, number, follow, tile.rows, r)
-    x.kernels.dense_columns(tile, &columns)
-    if not follow:
+    columns.losses = &x.loss_terms[number] if in_place else r.log_sum
+    columns.token_weight = column_weights(x, number, in_place, tile.rows, r)
+    x.kernels.dense_strips(tile, &columns)
+    if not in_place:
         set_losses(x, tile.rows, r)
 
 
@@ -311,25 +316,23 @@ cdef void whole_block(const void *context, Py_ssize_t block, int thread) noexcep
     cdef char *tiles = tiles_of(s, block, thread)
     cdef Rows r = rows_at(x, x.buffers + thread * x.buffer_size)
     cdef ag_tile tile
+    cdef bint is_single
     if s.plan.by_columns:
         begin = column_tile(s, block, 0, s.p.n, tiles, &tile)
         # The kernel rounds gradients at targets to the dtype of the tile, which has to be the result's.
-        if x.is_single_target and s.plan.tile_dtype == s.p.operands[OUT].dtype and (
+        is_single = x.is_single_target and s.plan.tile_dtype == s.p.operands[OUT].dtype and (
             x.o.label_smoothing != 0 or is_strip(x, &tile)
-        ):
+        )
+        if is_single:
             single_target_columns(x, begin, &tile, &r)
-            if x.return_grad:
-                scatter_columns(s, block, 0, s.p.n, tiles, &tile)
-            return
-        if s.p.op == AG_LOSS_DENSE_COLUMNS:
+        elif s.p.op == AG_LOSS_DENSE_STRIPS:
             dense_columns(x, begin, &tile, &r, scratch_of(s, thread))
-            if x.return_grad:
-                scatter_columns(s, block, 0, s.p.n, tiles, &tile)
-            return
-        whole_columns(x, begin, &tile, &r, scratch_of(s, thread))
+        else:
+            whole_columns(x, begin, &tile, &r, scratch_of(s, thread))
         if x.return_grad:
             scatter_columns(s, block, 0, s.p.n, tiles, &tile)
-            store_at_targets(x, tile.rows, &r)
+            if not is_single:
+                store_at_targets(x, tile.rows, &r)  # dense targets have none
     elif s.plan.gathers:
         gather(s, begin, end, 0, s.p.n, tiles, &tile)
         chunks_of_rows(x, begin, &tile, &r, False)

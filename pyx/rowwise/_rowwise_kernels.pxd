@@ -18,7 +18,7 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         AG_LOSS_EXP
         AG_LOSS_EXP_OF_ROWS
         AG_LOSS_EXP_OF_DENSE
-        AG_LOSS_DENSE_COLUMNS
+        AG_LOSS_DENSE_STRIPS
         AG_LOSS_REST
         AG_LOSS_MOMENT
         AG_LOSS_DEFICIT
@@ -184,8 +184,8 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
                        double smoothing, double *losses, double *factors, double *at_targets,
                        Py_ssize_t count) noexcept nogil
         void (*single_target_strips)(const ag_tile *tile, const ag_single_target_columns *columns) noexcept nogil
-        Py_ssize_t dense_rows
-        void (*dense_columns)(const ag_tile *tile, const ag_dense_columns *columns) noexcept nogil
+        Py_ssize_t dense_strip_rows
+        void (*dense_strips)(const ag_tile *tile, const ag_dense_columns *columns) noexcept nogil
         void (*transform)(char *x, Py_ssize_t n, double inner, double cap) noexcept nogil
         void (*apply_slopes)(const char *z, char *gradient, Py_ssize_t n, double cap) noexcept nogil
         void (*apply_curvature)(const char *z, const char *gradient, const char *vector, char *h, Py_ssize_t n,

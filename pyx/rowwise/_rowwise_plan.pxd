@@ -1,9 +1,9 @@
 from ascend_grad._kernels cimport ag_dim, ag_dtype
 from ascend_grad._rowwise_kernels cimport (
     AG_FORWARD,
-    AG_LOSS_DENSE_COLUMNS,
-    AG_ROW_OP_COUNT,
+    AG_LOSS_DENSE_STRIPS,
     AG_NOT_READ,
+    AG_ROW_OP_COUNT,
     ag_row_kernels,
     ag_row_op,
     ag_row_ops,
@@ -101,7 +101,7 @@ cdef inline bint has_mask(ag_row_op op) noexcept nogil:
 
 cdef inline bint is_loss(ag_row_op op) noexcept nogil:
     """Return whether the mask of a problem holds numbers of rows, as the cross-entropy has arrays of one number per row."""
-    return AG_ROW_OP_COUNT <= op <= AG_LOSS_DENSE_COLUMNS
+    return AG_ROW_OP_COUNT <= op <= AG_LOSS_DENSE_STRIPS
 
 
 cdef inline bint has_columns(ag_row_op op) noexcept nogil:

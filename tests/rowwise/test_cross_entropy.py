@@ -236,6 +236,20 @@ def test_odd_weights_give_the_same_in_every_layout(value, dtype, cpu_engine):
             np.testing.assert_array_equal(result.input_grad.astype(float), results[0].input_grad.astype(float))
 
 
+def test_zeros_have_equal_signs_in_every_layout(dtype, cpu_engines):
+    """Also where an upstream gradient is 0 in the kernels' dtype."""
+    x, target = generator("signs").standard_normal((257, 33)).astype(DTYPES[dtype]), np.arange(257) % 33
+    wide = np.zeros((257, 40), DTYPES[dtype])
+    wide[:, :33] = x
+    for engine in cpu_engines():
+        for label_smoothing in (0.0, 0.1):
+            options = {"denominator": 1e300, "grad_loss": -1.0, "label_smoothing": label_smoothing}
+            right = engine.call("cross_entropy", x, target, **options).input_grad
+            with_gaps = engine.call("cross_entropy", wide[:, :33], target, **options).input_grad
+            columns = engine.call("cross_entropy", x.T.copy(), target, axis=0, **options).input_grad
+            assert right.tobytes() == np.ascontiguousarray(with_gaps).tobytes() == columns.T.tobytes(), engine.name
+
+
 def test_in_place_and_other_outs(dtype, cpu_engine):
     for (shape, axis), options in itertools.product([((9, 130), -1), ((2, 6, 70), 1), ((50, 3), -1)], OPTIONS[:5]):
         arguments = random_arguments("out", shape, axis, dtype, options=options)

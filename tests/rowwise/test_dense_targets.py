@@ -102,6 +102,7 @@ def test_columns_have_the_bits_of_rows(classes, dtype, cpu_engines):
         {"label_smoothing": 0.2, "class_weight": "classes", "temperature": 0.6},
         {"reduction": "sum", "grad_loss": 0.0},
         {"reduction": "sum", "token_weight": "rows", "grad_loss": -1e-300, "logit_scale": 0.3},
+        {"denominator": 1e300, "grad_loss": -1.0},
     ]
     for number, option in enumerate(options):
         arguments = random_arguments((classes, number), (150, classes), -1, dtype, options=option, dense=dtype)
@@ -111,6 +112,8 @@ def test_columns_have_the_bits_of_rows(classes, dtype, cpu_engines):
         q[4, 0], q[5, -1], q[6, 0], q[7] = np.nan, np.inf, 0, 0
         if "class_weight" in option:
             arguments["class_weight"][:1] = np.inf
+        if "denominator" in option:
+            q[10:] *= np.where(generator("signs").random(q[10:].shape) < 0.5, -1, 1).astype(q.dtype)
         if "token_weight" in option:
             arguments["token_weight"][20:25] = 0, np.nan, np.inf, -1, 1e-320
         columns = arguments | {name: arguments[name].T.copy() for name in ("input", "target")} | {"axis": 0}

@@ -3,7 +3,6 @@
 
 /* ---- sums of rows ------------------------------------------------------------------------------------------------ */
 
-
 /* Sum the terms of one segment, n <= AG_SEGMENT(VL), in the order that rowwise.h defines. */
 AG_INLINE void K(dense_segment)(const char *a, const char *prob, const compute_t *class_weight, ptrdiff_t n, V scale, V max,
                                 const K(dense_row) *row, double *sums)
@@ -84,41 +83,37 @@ static void K(loss_rows_dense)(const ag_tile *tile, const ag_loss_rows *rows, do
 
 #if AG_IS_F32 || AG_IS_F64
 /* Compute the losses of columns c to c + count, and replace `rest` of loss.h and the three sums by the factor, the smoothing,
- * `certain` and `at_certain` of ag_loss_rows, in the arithmetic of finish_row. If the gradient is 0, `certain` is -1. */
+ * `certain` and `at_certain` of ag_loss_rows: what finish_row and set_gradient compute of a row (_cross_entropy_finish.pyx). */
 AG_NOINLINE void K(dense_finish)(const ag_dense_columns *p, ptrdiff_t c, ptrdiff_t count, double numbers[4][4 * AG_LANES])
 {
     const f64v none = {0}, one = v_f64_set1(1), infinite = v_f64_set1(INFINITY), class_scale = v_f64_set1(p->class_scale);
-    const f64v inverse = v_f64_set1(p->inverse), denominator = v_f64_set1(p->denominator);
-    const double grad = p->denominator == 0 ? 0 : p->grad_loss, grad_of_all = grad == 0 ? 0 : grad / p->denominator;
-    const int is_uniform = !p->token_weight && grad_of_all != 0;
+    const f64v inverse = v_f64_set1(p->inverse), grad = v_f64_set1(p->denominator == 0 ? 0 : p->grad_loss);
+    f64v token = one, grad_loss = v_f64_select(grad == 0, none, grad / p->denominator);
+    i64v is_zero = grad == 0;
     for (ptrdiff_t i = 0; i < count; i += AG_LANES / 2) {
         const f64v rest = v_f64_load(numbers[0] + i), below = v_f64_load(numbers[2] + i), log_sum = v_f64_log1p(rest);
         const f64v deficit = v_f64_load(numbers[1] + i) * class_scale, reciprocal = 1.0 / (1.0 + rest);
         const f64v weights = (below + v_f64_load(numbers[3] + i)) * class_scale;
-        f64v token = one, grad_loss = v_f64_set1(grad_of_all), a = grad_loss * weights + 0.0;
-        f64v others = grad_loss * below * class_scale, loss = weights * log_sum + deficit;
-        i64v is_zero = {0};
+        f64v loss = weights * log_sum + deficit;
         if (v_f64_bits(loss != loss)) { /* see ag_smoothed_sum */
             const i64v is_infinite = (log_sum == 0) & ((weights == infinite) | (weights == -infinite));
             loss = v_f64_select(is_infinite, v_f64_select(deficit - deficit == 0, weights, deficit), loss);
         }
         loss = v_f64_select(weights == 0, deficit, loss);
-        if (!is_uniform) {
-            if (p->token_weight) token = K(loss_load)(p->token_weight + c + i, count - i);
+        if (p->token_weight) {
+            token = K(loss_load)(p->token_weight + c + i, count - i);
             loss = v_f64_select(token == 0, none, token * loss);
-            const f64v grad_output = v_f64_select((token == 0) | (v_f64_set1(grad) == 0), none, token * grad);
+            const f64v grad_output = v_f64_select((token == 0) | (grad == 0), none, token * grad);
             is_zero = grad_output == 0;
-            grad_loss = v_f64_select(is_zero, none, grad_output / denominator);
-            a = v_f64_select(grad_loss == 0, none, grad_loss * weights + 0.0);
-            others = v_f64_select(grad_loss == 0, none, grad_loss * below * class_scale);
+            grad_loss = v_f64_select(is_zero, none, grad_output / p->denominator);
         }
-        const f64v factor = v_f64_select(is_zero, none, a * reciprocal * inverse);
-        const f64v smoothing = v_f64_select(is_zero, none, grad_loss * class_scale * inverse);
-        const f64v certain = v_f64_select(reciprocal > AG_NEARLY_CERTAIN, one, one + 1.0);
+        /* Without an upstream gradient there is none, whatever the weights and the logits are. */
+        const f64v a = v_f64_select(grad_loss == 0, none, grad_loss * weights + 0.0);
+        const f64v others = v_f64_select(grad_loss == 0, none, grad_loss * below * class_scale);
         K(loss_store)(p->losses + c + i, loss, count - i);
-        v_f64_store(numbers[0] + i, factor);
-        v_f64_store(numbers[1] + i, smoothing);
-        v_f64_store(numbers[2] + i, v_f64_select((factor == 0) & (smoothing == 0), -one, certain));
+        v_f64_store(numbers[0] + i, v_f64_select(is_zero, none, a * reciprocal * inverse));
+        v_f64_store(numbers[1] + i, v_f64_select(is_zero, none, grad_loss * class_scale * inverse));
+        v_f64_store(numbers[2] + i, v_f64_select(reciprocal > AG_NEARLY_CERTAIN, one, one + 1.0));
         v_f64_store(numbers[3] + i, ((0.0 + others) - a * (rest * reciprocal)) * inverse);
     }
 }
@@ -130,6 +125,8 @@ AG_INLINE V K(loss_load_narrowed)(const double *x)
     const K(lane_sums) lanes = K(loss_load_lanes)(x, VL);
     return K(to_compute_type)(&lanes);
 }
+
+static_assert(AG_DENSE_STRIP_ROWS(VL) * 4 * sizeof(V) <= AG_SCRATCH_BYTES, "p->memory holds the exponentials of a strip");
 
 /* Compute a strip of columns. Its exponentials are kept in p->memory, (n, vectors). */
 AG_INLINE void K(dense_strip)(const ag_dense_columns *p, const int vectors, const ag_tile *tile, ptrdiff_t c,
@@ -170,18 +167,13 @@ AG_INLINE void K(dense_strip)(const ag_dense_columns *p, const int vectors, cons
             const V e = cached[k * vectors + j];
             const V w = K(dense_weight)(q[j], c_k, class_weight != NULL, &row[j]);
             const V value = K(loss_result)(1, e, V_(fma)(e, factor[j], -(smoothing[j] * w)), &row[j]);
-            q[j] = V_(select)(row[j].certain < 0, none, value);
+            q[j] = V_(select)((factor[j] == 0) & (smoothing[j] == 0), none, value);
         }
-        AG_UNROLL(4)
-        for (int j = 0; j < vectors; j++) {
-            if (nontemporal) AG_STORE_NT(out + j * VL * AG_SIZE, q[j]);
-            else if (vectors > 1 || width == VL) AG_STORE(out + j * VL * AG_SIZE, q[j]);
-            else AG_STORE_PARTIAL(out, q[j], width);
-        }
+        K(store_columns)(vectors, out, width, nontemporal, q);
     }
 }
 
-static void K(loss_dense_columns)(const ag_tile *tile, const ag_dense_columns *p)
+static void K(loss_dense_strips)(const ag_tile *tile, const ag_dense_columns *p)
 {
     AG_COMPUTE_STRIPS(K(dense_strip), p, tile);
 }

@@ -100,7 +100,8 @@ AG_NOINLINE void K(loss_flat_write)(const ag_tile *tile, const ag_loss_rows *par
         }
         for (ptrdiff_t r = 0; is_dense && r < rows; r++) {
             const V at_certain = V_(set1)((compute_t)parameters->at_certain[row + r]);
-            for (ptrdiff_t k = r * n; parameters->certain[row + r] == 1 && k < (r + 1) * n; k++) {
+            const int is_zero = factor[r * n] == 0 && smoothing[r * n] == 0;
+            for (ptrdiff_t k = r * n; parameters->certain[row + r] == 1 && !is_zero && k < (r + 1) * n; k++) {
                 if (cached[k] == 1) AG_STORE_PARTIAL(out + k * AG_SIZE, at_certain, 1);
             }
         }
@@ -321,8 +322,8 @@ AG_INLINE void K(loss_write_rows)(const int kind, const int is_dense, const ag_t
                                  V_(set1)(rows->is_smoothed ? (compute_t)rows->smoothing[r] : (compute_t)0),
                                  V_(set1)(kind == K(SLOPED) ? (compute_t)rows->slope[r] : (compute_t)0)};
         const K(dense_row) dense = K(dense_row_of)(rows, is_dense, r);
-        if (rows->factor[r] == 0 && (!rows->is_smoothed || rows->smoothing[r] == 0) &&
-            (kind != K(SLOPED) || rows->slope[r] == 0)) {
+        if ((compute_t)rows->factor[r] == 0 && (!rows->is_smoothed || (compute_t)rows->smoothing[r] == 0) &&
+            (kind != K(SLOPED) || (compute_t)rows->slope[r] == 0)) {
             memset(out, 0, (size_t)(tile->n * AG_SIZE));
         } else if (kind != K(SLOPED) && rows->cached) {
             K(loss_write_row)(kind, is_dense, 1, a, prob, weight, out, tile->n, &row, &dense,
@@ -521,8 +522,8 @@ static const ag_loss_kernels K(loss_table) AG_UNUSED = {
     .target_gradients = K(loss_target_gradients),
     .finish = K(loss_finish),
     .single_target_strips = K(loss_single_target_strips),
-    .dense_rows = AG_DENSE_ROWS(VL),
-    .dense_columns = K(loss_dense_columns),
+    .dense_strip_rows = AG_DENSE_STRIP_ROWS(VL),
+    .dense_strips = K(loss_dense_strips),
     .transform = K(loss_transform),
     .apply_slopes = K(loss_apply_slopes),
     .apply_curvature = K(loss_apply_curvature),

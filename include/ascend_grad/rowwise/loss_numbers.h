@@ -127,7 +127,7 @@ static void K(loss_finish)(const double *rest, const double *max, const double *
     }
 }
 
-/* ---- short columns with one target each -------------------------------------------------------------------------- */
+/* ---- short columns ----------------------------------------------------------------------------------------------- */
 
 /* Compute the maxima of the columns of a strip, their exponentials, and `rest` of loss.h. */
 AG_INLINE void K(strip_statistics)(const int vectors, const ag_tile *tile, const char *a, ptrdiff_t width, V scale, V *max,
@@ -157,6 +157,19 @@ AG_INLINE void K(strip_statistics)(const int vectors, const ag_tile *tile, const
 #undef AG_REPLACE
     }
 }
+
+/* Store a row of a strip, with columns in order. */
+AG_INLINE void K(store_columns)(const int vectors, char *out, ptrdiff_t width, int nontemporal, const V *v)
+{
+    AG_UNROLL(4)
+    for (int j = 0; j < vectors; j++) {
+        if (nontemporal) AG_STORE_NT(out + j * VL * AG_SIZE, v[j]);
+        else if (vectors > 1 || width == VL) AG_STORE(out + j * VL * AG_SIZE, v[j]);
+        else AG_STORE_PARTIAL(out, v[j], width);
+    }
+}
+
+/* ---- short columns with one target each -------------------------------------------------------------------------- */
 
 AG_INLINE int64_t K(loss_target)(const ag_single_target_columns *p, ptrdiff_t c)
 {
@@ -263,11 +276,9 @@ AG_INLINE void K(loss_single_target_strip)(const ag_single_target_columns *p, co
             V value;
             if (p->smoothing == 0) value = V_(select)(factor[j] == 0, none, e * factor[j]);
             else value = V_(select)((factor[j] == 0) & (smoothed[j] == 0), none, V_(fma)(e, factor[j], -smoothed[j]));
-            value = V_(select)(target[j] == (compute_t)k, at_target[j], value);
-            if (nontemporal) AG_STORE_NT(out + j * VL * AG_SIZE, value);
-            else if (vectors > 1 || width == VL) AG_STORE(out + j * VL * AG_SIZE, value);
-            else AG_STORE_PARTIAL(out, value, width);
+            x[j] = V_(select)(target[j] == (compute_t)k, at_target[j], value);
         }
+        K(store_columns)(vectors, out, width, nontemporal, x);
     }
 }
 

@@ -76,15 +76,16 @@ typedef enum { AG_NOT_READ, AG_IN_RESULT, AG_IN_SUM } ag_use;
     X(AG_LOG_SOFTMAX, log_softmax, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 1)                                            \
     X(AG_SCALED_MASKED_SOFTMAX, scaled_masked_softmax, AG_FORWARD, AG_NOT_READ, AG_IN_SUM, 0)
 
-/* Row sums of the cross-entropy, which is no member of the list above, as its kernels have other arguments (loss_kernels.h):
+/* Row sums of the cross-entropy, which is no member of the list above, as its kernels have other arguments (loss_kernels.h).
+ * The first four come first, as `is_loss` asks for them:
  * X(member, name, direction, use of the second input, use of the mask, column kernels: 1 or 0). A plan for one of the
  * first four describes the whole operator. The second and the third never process columns. The third and the fourth have
- * probabilities of all classes as second input; the columns of the fourth have at most AG_DENSE_ROWS rows. */
+ * probabilities of all classes as second input; the columns of the fourth have at most AG_DENSE_STRIP_ROWS rows. */
 #define AG_FOREACH_LOSS_SUM(X)                                                                                         \
     X(AG_LOSS_EXP, exp, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 1)                                                       \
     X(AG_LOSS_EXP_OF_ROWS, exp_of_rows, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 0)                                       \
     X(AG_LOSS_EXP_OF_DENSE, exp_of_dense, AG_FORWARD, AG_IN_SUM, AG_NOT_READ, 0)                                       \
-    X(AG_LOSS_DENSE_COLUMNS, dense_columns, AG_FORWARD, AG_IN_SUM, AG_NOT_READ, 1)                                     \
+    X(AG_LOSS_DENSE_STRIPS, dense_strips, AG_FORWARD, AG_IN_SUM, AG_NOT_READ, 1)                                       \
     X(AG_LOSS_REST, rest, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 1)                                                     \
     X(AG_LOSS_MOMENT, moment, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 0)                                                 \
     X(AG_LOSS_DEFICIT, deficit, AG_FORWARD, AG_NOT_READ, AG_NOT_READ, 0)                                               \
@@ -132,7 +133,7 @@ enum { AG_MASKED_LOGIT = -10000 };
 #define AG_STRIP_ROWS(VL) (16 * (VL) < 64 ? 16 * (VL) : 64)
 
 /* Most rows of columns with dense targets, a sum block. The exponentials of four vectors of columns fit the kernels' memory. */
-#define AG_DENSE_ROWS(VL) (16 * (VL))
+#define AG_DENSE_STRIP_ROWS(VL) (16 * (VL))
 
 enum {
     AG_MAX_COLUMNS = 1024,   /* most columns of a tile */
@@ -167,8 +168,8 @@ typedef struct {
 typedef struct {
     const double *max;          /* the largest input */
     const double *scale;        /* positive factor of inputs; 0: the row is ignored, and its sums mean nothing */
-    const double *factor;       /* factor of the exponentials in the result; if it, `smoothing` and `slope` are 0, the
-                                   result is */
+    const double *factor;       /* factor of the exponentials in the result; if it, `smoothing` and `slope` are 0 in the
+                                   compute type, the result is 0 */
     const double *smoothing;    /* what is subtracted from the result, times the class weight */
     const double *slope;        /* factor of the exponentials times their exponents; NULL: 0. Row kernels alone read it */
     const void *class_weight;   /* (n,), in the compute type, as ag_scaled_weight returns them; NULL: ones */
@@ -215,7 +216,7 @@ typedef struct {
     double *losses;
 } ag_single_target_columns;
 
-/* Columns with dense targets and no other term of the loss: arguments and results of `dense_columns`. */
+/* Columns with dense targets and no other term of the loss: arguments and results of `dense_strips`. */
 typedef struct {
     double kept, share;         /* as in ag_loss_rows, like the class weights */
     const void *class_weight;
@@ -289,9 +290,9 @@ typedef struct {
                    double smoothing, double *losses, double *factors, double *at_targets, ptrdiff_t count);
     /* Compute the losses and the gradients of columns of at most strip_rows rows. */
     void (*single_target_strips)(const ag_tile *tile, const ag_single_target_columns *columns);
-    /* Compute the losses and the gradients of columns of at most dense_rows rows. */
-    ptrdiff_t dense_rows;
-    void (*dense_columns)(const ag_tile *tile, const ag_dense_columns *columns);
+    /* Compute the losses and the gradients of columns of at most dense_strip_rows rows. */
+    ptrdiff_t dense_strip_rows;
+    void (*dense_strips)(const ag_tile *tile, const ag_dense_columns *columns);
     /* Replace n logits x by cap tanh(inner x), or by inner x if cap is 0. */
     void (*transform)(char *x, ptrdiff_t n, double inner, double cap);
     /* Multiply gradients with respect to n such logits z by 1 - (z / cap)^2. A gradient of 0 stays 0. */
