@@ -1,4 +1,4 @@
-"""Softmax and cross-entropy gradients for NumPy arrays, by compiled CPU kernels.
+"""Fast softmax and cross-entropy, with gradients, for NumPy arrays on the CPU and on Huawei Ascend NPUs.
 
 >>> import numpy as np
 >>> import ascend_grad as ag

@@ -73,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     parser = CommandParser(
         prog="ascend-grad",
-        description="Softmax and cross-entropy gradients for NumPy arrays and files.",
+        description="Fast softmax and cross-entropy, with gradients, for NumPy arrays and files.",
         epilog=f"{EPILOG}\n{STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -54,7 +54,7 @@ def softmax_backward(
         overlap them. A new array of NumPy has the axis order of the first input if that is dense (NumPy's order
         ``"K"``), otherwise C order.
     backend : {"auto", "cpu", "npu", "reference"}, optional
-        The backend; default: `use_backend`, then ``ASCEND_GRAD_BACKEND``, then the device if it takes the call.
+        The backend; default: `use_backend`, then ``ASCEND_GRAD_BACKEND``, then an Ascend NPU if it supports the call.
     num_threads : int, optional
         Number of threads on the CPU; default: `set_num_threads`, then ``ASCEND_GRAD_NUM_THREADS``, then OpenMP's own
         setting. The result does not depend on it.
@@ -377,9 +377,9 @@ def fused_linear_cross_entropy_loss_grad(
     output_mask : pair of bool, default (True, True)
         Which of the two gradients to compute; the other one is None.
     workspace_bytes : int, optional
-        Maximum bytes of the workspace. The least is 4 MiB (4194304), or what a panel of all features takes, if that is
+        Maximum bytes of the workspace. The minimum is 4 MiB (4194304), or what a panel of all features takes, if that is
         more; ``workspace_size(..., workspace_bytes=0)`` returns it. The default is 64 MiB, or a quarter of the bytes
-        of the matrices that the call takes and returns, if that is more, and never below the least. In addition, a call
+        of the matrices that the call takes and returns, if that is more, and never below the minimum. In addition, a call
         takes an accumulator of the size of `input` in float32 if results have 16 bits, and a copy of each result whose
         `out` overlaps an input. It never takes memory of the size of the logits. `workspace_size` returns the total.
     filter_eps : float, default 0.0

@@ -86,7 +86,7 @@ def cross_entropy(
         The gradients with respect to the outputs, in their shapes, of any of the four dtypes; default: 0. They count
         whatever the token weight is. Elements of ignored rows and targets are not read.
     return_grad : bool, default True
-        Whether to compute the gradient at all.
+        Whether to compute the gradient.
     out : ndarray or tensor, optional
         The array for the gradient, as in `softmax_backward`. It may be `input` itself.
 
@@ -99,7 +99,7 @@ def cross_entropy(
         The gradient with respect to `input`: `out`, or a new array of its shape and dtype, and of its axis order as in
         `softmax_backward`.
     lse, log_prob, entropy, predicted, correct : ndarray
-        The requested outputs. Others are no fields, and None as attributes. All but the last have a number for each
+        The requested outputs. Outputs that are not requested are None, and no fields of the tuple. All but the last have a number for each
         row, and that of an ignored row is 0, or -1 for `predicted`. `log_prob` has the shape of `target`: with
         `target_prob`, K numbers for each row. `predicted` is the class of the largest logit, int64, the lowest one of
         several. `correct` is the number of rows with ``predicted == target``, shape (); it is refused with
@@ -241,7 +241,7 @@ def linear_cross_entropy(
         The gradient with respect to the loss, default 1: one number or, with ``reduction="none"``, also an array of any
         of the four dtypes with one number per row.
     return_grad : bool, default True
-        Whether to compute gradients at all.
+        Whether to compute gradients.
 
     Returns
     -------
@@ -262,7 +262,7 @@ def linear_cross_entropy(
     predicted : ndarray of int64, shape (BT,)
         The id of the largest logit, the lowest one of several; -1 for ignored rows.
     correct : ndarray of int64, shape ()
-        The number of rows whose target is `predicted`; it is refused with `target_prob`.
+        The number of correct predictions; it is refused with `target_prob`.
 
     Raises
     ------
@@ -284,8 +284,8 @@ def linear_cross_entropy(
 
     By default :math:`z = X W^T` and :math:`\mathrm{loss}_i = \mathrm{lse}_i - z_{i t_i}`.
 
-    The gradient of the bias is never filtered by `filter_eps`. Of the options from `token_weight` to `outputs`, a
-    device takes `token_weight`, `class_weight`, `denominator` and the outputs `lse` and `log_prob`.
+    The gradient of the bias is never filtered by `filter_eps`. An Ascend NPU computes neither `target_prob` nor
+    probabilities of all classes, nor the outputs `entropy`, `predicted` and `correct`.
 
     Names and meanings of the arguments follow ``torch.nn.functional.linear_cross_entropy``. The formulas follow
     `fused_linear_online_max_sum`, `fused_cross_entropy_loss_with_max_sum` and `fused_linear_cross_entropy_loss_grad`.
@@ -398,8 +398,7 @@ def linear_cross_entropy_backward(
         g^{\mathrm{lse}}_i p_{iv} + \sum_k g^{\mathrm{log\_prob}}_{ik} ([v = t_{ik}] - p_{iv})
         - g^{\mathrm{entropy}}_i p_{iv} (z_{iv} - \mathrm{lse}_i + \mathrm{entropy}_i)
 
-    A device computes calls without `grad_entropy` and without options other than `token_weight`, `class_weight` and
-    `denominator`.
+    An Ascend NPU computes neither `target_prob` nor probabilities of all classes, nor `grad_entropy`.
 
     The probabilities are computed from `lse` and from logits that are rounded to the dtype of sums. The gradient at a
     target whose probability is 1 up to such a rounding error is 0, where `linear_cross_entropy` keeps its digits.

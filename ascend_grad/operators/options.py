@@ -195,7 +195,7 @@ OPTIONS = {
             NAMES,
             (),
             None,
-            "Results beside the loss, which are further fields in this order.",
+            "Further results, as additional fields in this order.",
         ),
     )
 }

@@ -252,10 +252,13 @@ register_gradient(_NAME, _CrossEntropyOfOperator)
 
 #: The options beside `weight` (the class weights) and the outputs.
 _OPTIONS = options_of(of_logits=True, without=("class_weight", "outputs"))
-_PARAMETERS = """
+#: The weights of the classes, with torch's name.
+WEIGHT = """
 weight : torch.Tensor, shape (C,), optional
     A weight for each class. The mean is then the sum of the weighted losses divided by the sum of their weights.
-outputs : sequence of {"lse", "log_prob", "entropy", "predicted", "correct", "prob", "hessian_diag"}, default ()
+"""
+_PARAMETERS = f"""{WEIGHT}
+outputs : sequence of {{"lse", "log_prob", "entropy", "predicted", "correct", "prob", "hessian_diag"}}, default ()
     Further results. "lse", "log_prob", "entropy" and "prob" are differentiable, too. "log_prob" has the shape of
     `target`, the last two have that of `input`. "correct" exists without `target_prob`.
 """

@@ -13,7 +13,7 @@ from ..arguments import shown
 from ..errors import ParamInvalidError, ParamTypeError
 from ..operators.results import LossResult
 from ..operators.signatures import completed, options_of, with_options
-from .cross_entropy import WORDS
+from .cross_entropy import WEIGHT, WORDS
 from .linear_loss import Names, Options, autocast_device, checked, refuse, unrounded_loss
 from .loss_operators import with_probabilities
 from .outputs import requested
@@ -32,7 +32,14 @@ _NAME = Names().operator
 
 #: The options that torch's function does not have, without the outputs.
 _OPTIONS = options_of(without=("bias", "class_weight", "label_smoothing", "outputs"))
-_WORDS = WORDS._replace(rows=", shape (N,) or ()", classes=", shape (C,)", targets=", shape (N, K) or (K,)")
+_PARAMETERS = f"""{WEIGHT}
+outputs : sequence of {{"lse", "log_prob", "entropy", "predicted", "correct"}}, default ()
+    Further results. The first three are differentiable. "log_prob" has the shape of `target`. "correct" exists without
+    `target_prob`.
+"""
+_WORDS = WORDS._replace(
+    rows=", shape (N,) or ()", classes=", shape (C,)", targets=", shape (N, K) or (K,)", parameters=_PARAMETERS
+)
 
 
 @overload

@@ -44,6 +44,8 @@ def driver() -> ctypes.CDLL | None:
         except (OSError, subprocess.CalledProcessError) as error:
             lines = (getattr(error, "stderr", None) or str(error)).splitlines()
             reason = next((line for line in lines if "error" in line), lines[0])
+            if "dnnl.h" in reason:
+                reason = "its headers are missing (pip install onednn-devel-cpu-gomp, or set DNNLROOT)"
             print(f"oneDNN is left out: {reason}", file=sys.stderr)
             return None
     found.rival_new.restype = ctypes.c_void_p

@@ -237,9 +237,12 @@ cdef class Classes(Check):
 
     cdef str advice(self, Call call, cnp.ndarray array):
         """Return how targets that are no integers become classes."""
+        cdef cnp.ndarray first = call.array(call.operator.array_slots[0])
         name = self.names[0]
         if array.dtype.kind in "UT" or (array.dtype == object and array.size and isinstance(array.flat[0], str)):
             return f"numpy.unique({name}, return_inverse=True)[1] converts labels to classes"
+        if array.dtype.kind == "b" and cnp.PyArray_NDIM(array) == cnp.PyArray_NDIM(first):
+            return advice_on_one_hot(name)
         if dtype_of(array) >= 0:
             if self.is_swapped(call, array):
                 return f"are {call.operator.array_names[0]} and {name} swapped?"

@@ -259,6 +259,7 @@ def test_a_mean_counts_every_row():
         ),
         ({"target": np.zeros((2, 3), np.longdouble)}, "target: expected an integer dtype, got"),
         ({"target": np.zeros((2, 3), complex)}, "target: expected an integer dtype, got complex128"),
+        ({"target": np.zeros((2, 3), bool)}, r"got bool; if rows are one-hot, pass target.argmax\(-1\)"),
         ({"outputs": ("log_prob",)}, "outputs: expected no output of a single target, as target holds probabilities"),
         ({"outputs": ("correct",)}, "outputs: expected no output of a single target, as target holds probabilities"),
         ({"target_prob": np.ones((2, 3))}, "target: expected an integer dtype, as target_prob is given, got float64$"),
