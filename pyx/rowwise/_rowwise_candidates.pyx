@@ -183,8 +183,11 @@ cdef void consider(Best *best, const Problem *p, Plan *plan) noexcept nogil:
     cdef Py_ssize_t size, most, row_bytes
     if plan.is_split and is_small:
         return
-    if plan.gathers and plan.direct[A] and plan.direct[B] and plan.direct[OUT] and (plan.direct[MASK] or not has_mask(p.op)):
-        return  # in place
+    # Without copies, rows are computed in place; those of a loss may have numbers in another order, which are no operand.
+    if plan.gathers and plan.direct[A] and plan.direct[B] and plan.direct[OUT] and (
+        plan.direct[MASK] if has_mask(p.op) else not is_loss(p.op) or p.axes == 1
+    ):
+        return
     if plan.layout == ROWS:
         cut_rows(plan, p)
         if plan.is_split or plan.segments == 1 or p.n < LONG_BLOCK:

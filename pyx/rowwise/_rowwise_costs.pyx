@@ -21,6 +21,7 @@ from ascend_grad._rowwise_plan cimport (
     Plan,
     Problem,
     are_dense_rows,
+    has_b,
     is_forward,
     is_loss,
     is_used,
@@ -84,10 +85,12 @@ cdef double COMPUTED_TWICE = 1.5
 cdef double SCRATCH = 150
 # Nanoseconds that a call of a kernel takes for rows in place: of a softmax or its gradient, and of a cross-entropy.
 cdef double CALL = 25
-cdef double LOSS_CALL = 120
-# Nanoseconds that a cross-entropy takes for a row, or a column, beside its elements.
+cdef double LOSS_CALL = 400
+# Nanoseconds that a cross-entropy takes for a row, or a column, beside its elements: of ids, and of dense targets.
 cdef double LOSS_ROW = 14
 cdef double LOSS_COLUMN = 3
+cdef double DENSE_ROW = 30
+cdef double DENSE_COLUMN = 5
 
 # ---- operands in memory ----------------------------------------------------------------------------------------------
 
@@ -185,7 +188,9 @@ cdef double kernel_time(const Problem *p, const Plan *plan) noexcept nogil:
             time = min(time, kernel.short_element * slower * p.n * p.rows)
         if plan.layout == ROWS and not is_dense:  # a call of the kernel computes rows along one axis
             time += p.rows * kernel.row + (LOSS_CALL if is_loss(p.op) else CALL) * p.rows / p.shape[p.axes - 1]
-    if is_loss(p.op):
+    if is_loss(p.op) and has_b(p.op):
+        time += p.rows * (DENSE_COLUMN if plan.by_columns else DENSE_ROW)
+    elif is_loss(p.op):
         time += p.rows * (LOSS_COLUMN if plan.by_columns else LOSS_ROW)
     return time
 
