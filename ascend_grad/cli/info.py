@@ -12,8 +12,8 @@ from .exit_statuses import exit_statuses
 
 SUMMARY = "show the version, the CPU variant, threads and backends"
 DESCRIPTION = """\
-Show the version and build of this installation, and the hardware that it found. The command takes less than a second and
-writes no file.
+Show the version and build of this installation, and the hardware that it found. The command takes less than a second
+and writes no file.
 """
 EPILOG = ""
 STATUSES = exit_statuses("always, unless printing fails")
