@@ -380,8 +380,9 @@ def fused_linear_cross_entropy_loss_grad(
         Maximum bytes of the workspace. The minimum is 4 MiB (4194304), or what a panel of all features takes, if that
         is more; ``workspace_size(..., workspace_bytes=0)`` returns it. The default is 64 MiB, or a quarter of the bytes
         of the matrices that the call takes and returns, if that is more, and never below the minimum. In addition, a
-        call takes an accumulator of the size of `input` in float32 if results have 16 bits, and a copy of each result whose
-        `out` overlaps an input. It never takes memory of the size of the logits. `workspace_size` returns the total.
+        call takes an accumulator of the size of `input` in float32 if results have 16 bits, and a copy of each result
+        whose `out` overlaps an input. It never takes memory of the size of the logits. `workspace_size` returns the
+        total.
     filter_eps : float, default 0.0
         If positive, tiles of :math:`P` without an entry above it in magnitude may be skipped. Plans that pack nothing
         skip no tile. See the notes of `fused_linear_cross_entropy_loss_grad`.

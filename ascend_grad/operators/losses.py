@@ -101,11 +101,11 @@ def cross_entropy(
     lse, log_prob, entropy, predicted, correct : ndarray
         The requested outputs. Outputs that are not requested are None, and no fields of the tuple. All but the last
         have a number for each row, and that of an ignored row is 0, or -1 for `predicted`. `log_prob` has the shape of
-        `target`: with `target_prob`, K numbers for each row. `predicted` is the class of the largest logit, int64, the lowest one of
-        several. `correct` is the number of rows with ``predicted == target``, shape (); it is refused with
-        `target_prob`. Both `log_prob` and `correct` are refused with probabilities of all classes. Floating outputs
-        have the dtype of the loss. `lse` is infinite if a logit is positive infinite, or if all are negative infinite.
-        The loss, the other outputs and the gradient of such a row are NaN.
+        `target`: with `target_prob`, K numbers for each row. `predicted` is the class of the largest logit, int64, the
+        lowest one of several. `correct` is the number of rows with ``predicted == target``, shape (); it is refused
+        with `target_prob`. Both `log_prob` and `correct` are refused with probabilities of all classes. Floating
+        outputs have the dtype of the loss. `lse` is infinite if a logit is positive infinite, or if all are negative
+        infinite. The loss, the other outputs and the gradient of such a row are NaN.
     prob, hessian_diag : ndarray, shape of `input`
         These two requested outputs have the shape and the dtype of `input`; they are 0 in ignored rows. `prob` has the
         probabilities. `hessian_diag` has the second derivatives of the reduced loss, times `grad_loss`, each with
