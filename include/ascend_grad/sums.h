@@ -28,16 +28,20 @@ AG_INLINE double ag_sum_total(ag_sum total)
     return ag_canonical_nan((isfinite(total.sum) ? total.sum + total.compensation : total.sum) + 0.0);
 }
 
+/* Add another sum; its compensation is omitted if it overflowed. */
+AG_INLINE void ag_sum_add_sum(ag_sum *total, ag_sum x)
+{
+    ag_sum_add(total, x.sum);
+    if (isfinite(x.sum)) ag_sum_add(total, x.compensation);
+}
+
 enum { AG_SUM_LANES = 8 };
 
 /* Return the total of AG_SUM_LANES sums. */
 AG_INLINE double ag_sums_total_of_all(const ag_sum *sums)
 {
     ag_sum total = sums[0];
-    for (int j = 1; j < AG_SUM_LANES; j++) {
-        ag_sum_add(&total, sums[j].sum);
-        if (isfinite(sums[j].sum)) ag_sum_add(&total, sums[j].compensation);
-    }
+    for (int j = 1; j < AG_SUM_LANES; j++) ag_sum_add_sum(&total, sums[j]);
     return ag_sum_total(total);
 }
 

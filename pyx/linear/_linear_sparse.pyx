@@ -38,7 +38,7 @@ from ascend_grad._kernels cimport (
     ag_fpenv_enter,
     ag_fpenv_leave,
     ag_itemsize,
-    ag_sum_add,
+    ag_sum_add_sum,
     ag_sums_total_of_all,
 )
 from ascend_grad._linear_kernels cimport AG_SPARSE_OUTSIDE, AG_SPARSE_UNSORTED, ag_sparse_task
@@ -626,10 +626,8 @@ cdef void merge_parts(SparseLoss *s) noexcept nogil:
     for part in range(s.parts):
         one = &s.each[part]
         for lane in range(AG_SUM_LANES):
-            ag_sum_add(&s.losses[lane], one.losses[lane].sum)
-            ag_sum_add(&s.losses[lane], one.losses[lane].compensation)
-            ag_sum_add(&s.squares[lane], one.squares[lane].sum)
-            ag_sum_add(&s.squares[lane], one.squares[lane].compensation)
+            ag_sum_add_sum(&s.losses[lane], one.losses[lane])
+            ag_sum_add_sum(&s.squares[lane], one.squares[lane])
         s.correct += one.correct
         s.is_outside |= one.is_outside
         for v in range(s.weight.shape[0] if part and s.with_bias_grad else 0):

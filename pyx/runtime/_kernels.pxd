@@ -37,6 +37,7 @@ cdef extern from "ascend_grad/sums.h" nogil:
         double compensation
 
     void ag_sum_add(ag_sum *total, double x)
+    void ag_sum_add_sum(ag_sum *total, ag_sum x)
     double ag_sum_total(ag_sum total)
     enum:
         AG_SUM_LANES

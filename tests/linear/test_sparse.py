@@ -243,6 +243,29 @@ def test_threads_change_nothing(option, shape, dtype):
                 assert_same(ag.linear_cross_entropy(**call, backend="cpu", num_threads=threads), right)
 
 
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_parts_of_rows(option, dtype):
+    """Rows of few features are cut into parts, unless the workspace is small."""
+    for rows in (513, 1100):
+        arguments = with_zeros(arguments_of(Shape(rows, 5, 6), dtype, option))
+        for threads in (1, 2):
+            check(ag.linear_cross_entropy(**sparse(arguments), backend="cpu", num_threads=threads), arguments, dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_loss_that_is_infinite(dtype):
+    random = generator("infinite", dtype)
+    x, weight = random.standard_normal((4000, 6)).astype(dtype), random.standard_normal((3, 6)).astype(dtype)
+    target = np.zeros(4000, int)
+    target[[7, 3990]] = 2
+    for reduction in ("sum", "mean"):
+        for bias in ([0, 0, -np.inf], [0, -np.inf, 0]):
+            right = ag.linear_cross_entropy(x, weight, target, bias=bias, reduction=reduction, backend="cpu").loss
+            found = ag.linear_cross_entropy(scipy.sparse.csr_array(x), weight, target, bias=bias, reduction=reduction)
+            np.testing.assert_allclose(found.loss, right, rtol=1e-5)
+
+
 def test_integers_take_the_dtype_of_the_weight():
     arguments = with_zeros(arguments_of(Shape(30, 5, 20), "float32", "no option"))
     counts = np.ceil(np.abs(arguments["input"])).astype(np.int64)
