@@ -63,7 +63,7 @@ cdef cnp.dtype _float64 = np.dtype(np.float64)
 # sums, or have so many rows that the products take longer than the passes over the weight and the sums, if that takes no more
 # than a limit.
 cdef Py_ssize_t BLOCK_BYTES = 2 << 20
-cdef Py_ssize_t BLOCK_ROWS = 256
+cdef Py_ssize_t BLOCK_ROWS = 128
 cdef Py_ssize_t BLOCK_LIMIT = 32 << 20
 # Plans never read a vector.
 cdef char any_vector = 0
