@@ -444,6 +444,8 @@ def linear_top_k(
 
     Parameters
     ----------
+    input : array_like, shape (..., H)
+        The layer's input :math:`X`; float32, float16, bfloat16 or float64. BT stands for all dimensions but the last.
     weight : array_like, shape (V, H)
         The layer's weight :math:`W`, of the dtype of `input`, with at least one row.
     k : int
@@ -452,9 +454,9 @@ def linear_top_k(
 
     Returns
     -------
-    log_prob : ndarray, shape (BT, k)
+    log_prob : ndarray, shape (..., k)
         The k largest log-probabilities of each row, from the largest down; float32, or float64 if `input` is float64.
-    index : ndarray of int64, shape (BT, k)
+    index : ndarray of int64, shape (..., k)
         Their rows of `weight`. Of equal logits the one with the lower index comes first.
 
     Raises
