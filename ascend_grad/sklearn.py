@@ -203,6 +203,10 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
         if not fit.success:
             message = f"trust-ncg failed to converge after {fit.nit} iteration(s): {fit.message}"
             warnings.warn(f"{message} (max_iter={self.max_iter}, tol={self.tol})", ConvergenceWarning, stacklevel=4)
+        classes = len(self.classes_)
+        if self.fit_intercept and classes > 2:
+            # A number that is added to all intercepts changes no probability. Steps along it are rounding errors.
+            fit.x[-classes:] -= fit.x[-classes:].mean() - start[-classes:].mean()
         return fit.x, fit.nit
 
     def _sample_weight(self, X: NDArray, y: NDArray, target: NDArray, sample_weight: Any) -> NDArray | None:
