@@ -59,9 +59,9 @@ cdef tuple _dtypes = FLOATING_DTYPES  # in the order of ag_dtype
 cdef cnp.dtype _float32 = np.dtype(np.float32)
 cdef cnp.dtype _float64 = np.dtype(np.float64)
 
-# Bytes of a block that mostly stay in L2 from one product to the next. Blocks of a large weight may take as many bytes as its
-# sums, or have so many rows that the products take longer than the passes over the weight and the sums, if that takes no more
-# than a limit.
+# Bytes of a block that mostly stay in L2 from one product to the next. A block of a large weight may take as many bytes as
+# the sums of the weight. A block has at least BLOCK_ROWS rows if they take at most BLOCK_LIMIT bytes, since each block also
+# passes over the weight and the sums.
 cdef Py_ssize_t BLOCK_BYTES = 2 << 20
 cdef Py_ssize_t BLOCK_ROWS = 128
 cdef Py_ssize_t BLOCK_LIMIT = 32 << 20

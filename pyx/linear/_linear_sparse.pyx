@@ -5,9 +5,10 @@ outputs and P, by the phases of `cross_entropy`, which overwrite the logits; wha
 the weight, transposed as well. Sums of many rows in float32 are added to totals in float64 from time to time, as their
 rounding errors would add up.
 
-If features have several nonzeros each, the rows are cut into parts, whose number does not depend on the threads. One thread
-computes a part, with sums of its own, which are merged in the order of the parts. Otherwise the threads share every block, and
-each adds to a range of the features, so that the order of a sum is that of the rows.
+If features have several nonzeros each, the rows are cut into parts. The number of parts does not depend on the threads. One
+thread computes a part and adds to the sums of that part alone. The sums of all parts are merged in the order of the parts.
+If there is only one part, the threads share every block, and each thread adds to a range of the features, so that the order
+of a sum is that of the rows.
 
 The product of the Hessian and a vector takes the same steps. The vector is transposed like the weight, the changes of the
 logits along it are computed like the logits, and P is the product of the Hessian with respect to the logits and the changes.
@@ -317,7 +318,10 @@ cdef Py_ssize_t choose_parts(const SparseLoss *s) noexcept nogil:
 
 
 cdef void prepare_sparse(SparseLoss *s, Py_ssize_t workspace_bytes, int threads) noexcept nogil:
-    """Choose the parts, and the rows of a block. `workspace_bytes` 0: the default. `threads`: those of the team."""
+    """Choose the number of parts and the number of rows of a block.
+
+    A `workspace_bytes` of 0 stands for the default. `threads` is the number of threads of the team.
+    """
     s.kernels, s.itemsize, s.threads = kernels_for(s.dtype), ag_itemsize[<int>s.dtype], threads
     s.pitch = s.kernels.sparse_pitch(s.weight.shape[0])
     s.fold_rows = fold_rows(s.dtype, s.rows, s.x.features, s.nonzeros, s.weight_grad.data != NULL)
@@ -384,7 +388,7 @@ cdef void fold_sums(const SparseLoss *s, Py_ssize_t first, Py_ssize_t end) noexc
 
 
 cdef void merge_sums(const SparseLoss *s, real_t *sums, Py_ssize_t first, Py_ssize_t count) noexcept nogil:
-    """Set sums of some features, those of the first part, to the sums over all rows. The type is that of the sums."""
+    """Replace the sums of some features in `sums`, the first part's array, by the sums over all rows."""
     cdef Py_ssize_t end = (first + count) * s.pitch, begin = first * s.pitch, length, part, k
     cdef const SparseLoss *one
     cdef const real_t *of_part

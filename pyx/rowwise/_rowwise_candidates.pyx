@@ -183,7 +183,8 @@ cdef void consider(Best *best, const Problem *p, Plan *plan) noexcept nogil:
     cdef Py_ssize_t size, most, row_bytes
     if plan.is_split and is_small:
         return
-    # Without copies, rows are computed in place; those of a loss may have numbers in another order, which are no operand.
+    # A tile that needs no copy is left to the layouts in place. The rows of a loss may have their numbers in another order
+    # of axes: layouts in place then compute rows along one axis only, and a tile has more rows.
     if plan.gathers and plan.direct[A] and plan.direct[B] and plan.direct[OUT] and (
         plan.direct[MASK] if has_mask(p.op) else not is_loss(p.op) or p.axes == 1
     ):

@@ -95,7 +95,7 @@ AG_INLINE V K(quadratic_load)(const int is_partial, const char *p, ptrdiff_t lef
     return is_partial ? AG_LOAD_PARTIAL(p, left) : AG_LOAD(p);
 }
 
-/* What the kernels read of a row, from one element on. */
+/* The addresses of a row's logits, vector and exponentials, and the numbers of the row in all lanes. */
 typedef struct {
     const char *a, *vector;
     const compute_t *cached; /* exponentials of the row */
