@@ -586,14 +586,18 @@ cdef void end_block(SparseLoss *s) noexcept nogil:
     ag_fpenv_leave(mode)
 
 
-cdef void run_rows(SparseLoss *s, Team *team) noexcept nogil:
-    """Compute the rows of a part, or all rows, block by block."""
-    cdef Py_ssize_t row = s.begin, rows, tasks
+cdef void begin_sums(SparseLoss *s) noexcept nogil:
+    """Set to 0 what the rows of a part, or all rows, are added to, except the sums of the features."""
     s.current, s.correct, s.is_outside, s.x.is_unsorted = NULL, 0, 0, 0
     memset(s.losses, 0, sizeof(s.losses))
     memset(s.squares, 0, sizeof(s.squares))
-    if s.with_bias_grad:
+    if s.bias_sums != NULL:
         memset(s.bias_sums, 0, s.weight.shape[0] * sizeof(double))
+
+
+cdef void run_rows(SparseLoss *s, Team *team) noexcept nogil:
+    """Compute the rows of a part, or all rows, block by block."""
+    cdef Py_ssize_t row = s.begin, rows, tasks
     while row < s.end and not team.is_cancelled:
         begin_block(s, &s.loss if row + s.block < s.end else &s.last, row)
         rows = s.current.o.rows
@@ -617,6 +621,15 @@ cdef void run_part(const void *context, Py_ssize_t task, int thread) noexcept no
     _tasks.begin_nested(&serial, s.team, thread)
     clear_sums(part, 0, s.x.features)
     run_rows(part, &serial)
+
+
+cdef void begin_parts(SparseLoss *s) noexcept nogil:
+    """Set what the parts have in common with the call, and what their rows are added to."""
+    cdef Py_ssize_t part
+    s.cuts[0], s.cuts[1] = 0, s.x.features  # of the only thread of a part
+    for part in range(s.parts):
+        s.each[part].denominators[0], s.each[part].denominators[1] = s.denominators[0], s.denominators[1]
+        begin_sums(&s.each[part])
 
 
 cdef void merge_parts(SparseLoss *s) noexcept nogil:
@@ -674,18 +687,13 @@ cdef int run_sparse(SparseLoss *s, int asked, double *last_check) except -1 nogi
     What belongs to the bias is left in `bias_sums`. Nothing is complete if `is_outside` is set. `asked`: the threads of the
     caller's choice, or 0.
     """
-    cdef Py_ssize_t part
-    memset(s.losses, 0, sizeof(s.losses))
-    memset(s.squares, 0, sizeof(s.squares))
-    s.correct = s.is_outside = 0
     set_denominators(&s.o, s.denominators, last_check)
     round_biases(s)
+    begin_sums(s)
     if s.each == NULL:
         cut_features(s)
     else:
-        s.cuts[0], s.cuts[1] = 0, s.x.features
-    for part in range(s.parts if s.each != NULL else 0):
-        s.each[part].denominators[0], s.each[part].denominators[1] = s.denominators[0], s.denominators[1]
+        begin_parts(s)
     _tasks.run_team(run_blocks, s, s.threads, asked == 0, sparse_cost(s), last_check)
     if s.o.outputs.correct != NULL:
         s.o.outputs.correct[0] = s.correct
