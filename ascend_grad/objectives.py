@@ -17,17 +17,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .errors import ParamInvalidError
+from ._dtypes import FLOATING_DTYPES
+from .arguments import converted, integer, real_number
+from .arrays import native
+from .errors import ParamInvalidError, ParamTypeError
 from .operators.losses import cross_entropy, linear_cross_entropy
 from .operators.second_order import linear_cross_entropy_hvp
-from .sparse_arrays import is_sparse
+from .sparse_arrays import SparseRows, is_sparse
 
 __all__ = ["lightgbm_softmax", "scipy_multinomial", "xgboost_softmax"]
 
 #: The least second derivative that XGBoost passes to its trees.
 _XGBOOST_MIN_HESSIAN = 1e-16
-#: The `ignore_index` of calls that ignore no target: no label in float32 or float64 has this value.
-_NO_LABEL = -(2**62) - 1
+#: The `ignore_index` of calls that ignore no target, since labels are at least 0.
+_NO_LABEL = -1
 
 
 def xgboost_softmax(y_true: Any, y_pred: Any, sample_weight: ArrayLike | None = None) -> tuple[NDArray, NDArray]:
@@ -67,7 +70,7 @@ def xgboost_softmax(y_true: Any, y_pred: Any, sample_weight: ArrayLike | None = 
     >>> grad, hess
     (array([[ 1., -1.]]), array([[1., 1.]]))
     """
-    scores, labels, weight = _training_data("xgboost_softmax", y_true, y_pred, sample_weight)
+    scores, labels, weight = _training_data("xgboost_softmax", y_true, y_pred, "sample_weight", sample_weight)
     _, grad, hess = cross_entropy(
         scores, labels, reduction="sum", token_weight=weight, ignore_index=_NO_LABEL, outputs=("hessian_diag",)
     )
@@ -98,8 +101,8 @@ def lightgbm_softmax(y_true: Any, y_pred: Any, weight: ArrayLike | None = None) 
     -------
     grad, hess : ndarray of float32, shape (n_samples, n_classes)
         With the probabilities :math:`p` of a row of weight :math:`r` and :math:`K` classes they are
-        :math:`r (p_v - [v = y])` and :math:`r p_v (1 - p_v) K / (K - 1)`, computed in the dtype of the scores and
-        rounded once. They are in Fortran order, which LightGBM takes without a copy.
+        :math:`r (p_v - [v = y])` and :math:`r p_v (1 - p_v) K / (K - 1)`, computed in the dtype of the scores and then
+        rounded. They are in Fortran order, which LightGBM takes without a copy.
 
     Notes
     -----
@@ -114,39 +117,67 @@ def lightgbm_softmax(y_true: Any, y_pred: Any, weight: ArrayLike | None = None) 
     >>> grad, hess
     (array([[ 0.5, -0.5]], dtype=float32), array([[0.5, 0.5]], dtype=float32))
     """
-    scores, labels, weight = _training_data("lightgbm_softmax", y_true, y_pred, weight)
+    scores, labels, weight = _training_data("lightgbm_softmax", y_true, y_pred, "weight", weight)
+    _, exact_grad, exact_hess = cross_entropy(
+        scores, labels, reduction="sum", token_weight=weight, ignore_index=_NO_LABEL, outputs=("hessian_diag",)
+    )
     classes = scores.shape[1]
-    exact = cross_entropy(scores, labels, reduction="sum", ignore_index=_NO_LABEL).input_grad
     grad = np.empty(scores.shape, np.float32, order="F")
     hess = np.empty_like(grad)
-    # The magnitude of the gradient is p, or 1 - p at the target: both give p (1 - p). The loop over classes keeps each
-    # class, which is contiguous in LightGBM's scores, in the cache.
-    for exact_of_class, grad_of_class, hess_of_class in zip(exact.T, grad.T, hess.T):
-        magnitude = np.abs(exact_of_class)
-        factor = 1 - magnitude
-        factor *= classes / (classes - 1)
-        if weight is not None:
-            factor *= weight
-            exact_of_class = exact_of_class * weight
-        grad_of_class[:] = exact_of_class
-        np.multiply(magnitude, factor, out=hess_of_class, casting="same_kind")
+    with np.errstate(all="ignore"):  # results that float32 cannot hold are rounded
+        grad[...] = exact_grad
+        np.multiply(exact_hess, classes / (classes - 1), out=hess, casting="same_kind")
     return grad, hess
 
 
-def _training_data(function: str, y_true: Any, y_pred: Any, weight: Any) -> tuple[NDArray, NDArray, NDArray | None]:
+def _training_data(
+    function: str, y_true: Any, y_pred: Any, name_of_weight: str, weight: Any
+) -> tuple[NDArray, NDArray, NDArray | None]:
     """Return scores, classes and weights, whether they come as arrays or as scores and a data set of the booster."""
     if hasattr(y_pred, "get_label"):
         y_true, y_pred, weight = y_pred.get_label(), y_true, y_pred.get_weight()
-    scores = np.asarray(y_pred)
+        weight = None if weight is None or not len(weight) else weight  # XGBoost's data sets without weights
+    scores = converted(y_pred, "y_pred", function)
     if scores.ndim != 2 or scores.shape[1] < 2:
         raise ParamInvalidError(
-            f"{function}: y_pred: expected scores of shape (n_samples, n_classes) with at least 2 classes (num_class), "
-            f"got shape {scores.shape}"
+            f"y_pred: expected scores of shape (n_samples, n_classes) with at least 2 classes (num_class), got shape "
+            f"{scores.shape}",
+            operator=function,
         )
-    if weight is not None:
-        weight = np.asarray(weight)
-        weight = weight if weight.size else None  # XGBoost's data sets without weights
-    return scores, np.asarray(y_true).astype(np.int64), weight
+    labels = _labels(function, "y_true", y_true, len(scores), scores.shape[1], "biuf")  # boosters pass float32
+    return scores, labels, _row_weights(function, name_of_weight, weight, len(scores))
+
+
+def _labels(function: str, name: str, values: Any, rows: int, classes: int | None, kinds: str = "iu") -> NDArray:
+    """Return the class of each row as an integer. `kinds` are the kinds of dtypes that are accepted."""
+    labels = converted(values, name, function)
+    expected = f"integer classes of at least 0, shape ({rows},)"
+    if labels.dtype.kind not in kinds:
+        raise ParamTypeError(f"{name}: expected {expected}, got {labels.dtype}", operator=function)
+    if labels.shape != (rows,):
+        raise ParamInvalidError(f"{name}: expected {expected}, got shape {labels.shape}", operator=function)
+    end = 2**62 if classes is None else classes
+    is_class = (labels >= 0) & (labels < end)
+    if labels.dtype.kind == "f":
+        is_class &= labels == np.floor(labels)
+    if not is_class.all():
+        wrong = labels[is_class.argmin()]
+        expected = "integer classes of at least 0" if classes is None else f"integer classes in [0, {classes})"
+        raise ParamInvalidError(f"{name}: expected {expected}, got {wrong}", operator=function)
+    return labels if labels.dtype.kind in "iu" else labels.astype(np.int64)
+
+
+def _row_weights(function: str, name: str, values: Any, rows: int) -> NDArray | None:
+    """Return the weight of each row, or None. Integers become float64."""
+    if values is None:
+        return None
+    weights = converted(values, name, function)
+    if weights.dtype.kind not in "biu" and native(weights.dtype) not in FLOATING_DTYPES:
+        raise ParamTypeError(f"{name}: expected real numbers, got {weights.dtype}", operator=function)
+    if weights.shape != (rows,):
+        message = f"{name}: expected shape ({rows},), one for each row, got {weights.shape}"
+        raise ParamInvalidError(message, operator=function)
+    return weights.astype(np.float64) if weights.dtype.kind in "biu" else weights
 
 
 class scipy_multinomial:
@@ -218,34 +249,37 @@ class scipy_multinomial:
         reference_class: bool = False,
         num_threads: int | None = None,
     ) -> None:
-        features, target = X if is_sparse(X) else np.asarray(X), np.asarray(y)
+        name = type(self).__name__
+        features = X if is_sparse(X) else converted(X, "X", name)
         if features.ndim != 2 or features.dtype.kind not in "fiub":
             raise ParamInvalidError(
-                f"scipy_multinomial: X: expected numbers of shape (n_samples, n_features), got {features.dtype} of "
-                f"shape {features.shape}"
+                f"X: expected numbers of shape (n_samples, n_features), got {features.dtype} of shape {features.shape}",
+                operator=name,
             )
-        if target.shape != features.shape[:1] or target.dtype.kind not in "iu" or not target.size or target.min() < 0:
-            raise ParamInvalidError(
-                f"scipy_multinomial: y: expected integer classes of at least 0, shape {features.shape[:1]}, got "
-                f"{target.dtype} of shape {target.shape}"
-            )
+        rows = features.shape[0]
+        classes = None if n_classes is None else integer(n_classes, "n_classes", name)
+        if classes is not None and classes < 1:
+            raise ParamInvalidError(f"n_classes: expected an int of at least 1, got {classes}", operator=name)
+        self._target = _labels(name, "y", y, rows, classes)
+        if not rows:
+            raise ParamInvalidError(f"y: expected at least one class, got shape {self._target.shape}", operator=name)
+        if classes is None:
+            classes = int(self._target.max()) + 1
         is_taken = features.dtype.newbyteorder("=") in (np.float32, np.float64)
         self._features = features if is_taken else features.astype(np.float64)
-        self._target = target
-        self._row_weight = None
-        if sample_weight is not None:
-            weight = np.asarray(sample_weight)
-            if weight.shape != target.shape:
-                raise ParamInvalidError(
-                    f"scipy_multinomial: sample_weight: expected shape {target.shape}, one for each row of X, got "
-                    f"{weight.shape}"
-                )
-            self._row_weight = weight.astype(np.float64) if weight.dtype.kind in "biu" else weight
-        self._total = float(len(target) if self._row_weight is None else self._row_weight.sum(dtype=np.float64))
+        if is_sparse(X):
+            SparseRows(self._features, "X", name)  # checks the format
+        self._row_weight = _row_weights(name, "sample_weight", sample_weight, rows)
+        self._total = float(rows if self._row_weight is None else self._row_weight.sum(dtype=np.float64))
+        if not self._total > 0:
+            message = f"sample_weight: expected a sum above 0, got {self._total}"
+            raise ParamInvalidError(message, operator=name)
+        self._l2 = real_number(l2, "l2", name)
+        if not self._l2 >= 0:
+            raise ParamInvalidError(f"l2: expected a number of at least 0, got {self._l2}", operator=name)
         self._fitted_from = int(reference_class)  # the first class with coefficients
-        classes = int(target.max()) + 1 if n_classes is None else n_classes
         self._shape = classes, features.shape[1]
-        self._l2, self._fit_intercept, self._num_threads = l2, fit_intercept, num_threads
+        self._fit_intercept, self._num_threads = fit_intercept, num_threads
         self.x0 = np.zeros((classes - self._fitted_from) * (features.shape[1] + fit_intercept))
         self._known: tuple[NDArray, float, NDArray] | None = None
 
@@ -295,9 +329,10 @@ class scipy_multinomial:
             The product.
         """
         # The product is linear in the vector. A power of two keeps a long or short vector in the range of float32.
+        p = self._checked(p, "p")
         largest = np.max(np.abs(p), initial=0.0)
         scale = np.ldexp(1.0, int(np.frexp(largest)[1]) - 1) if 0 < largest < np.inf else 1.0
-        (coef, intercept), (vector, vector_bias) = self.unpack(w), self.unpack(np.asarray(p) / scale)
+        (coef, intercept), (vector, vector_bias) = self.unpack(w), self.unpack(p / scale)
         product = linear_cross_entropy_hvp(
             self._features,
             coef,
@@ -327,15 +362,21 @@ class scipy_multinomial:
             The intercepts, 0 without `fit_intercept`.
         """
         classes, features = self._shape
-        first, w = self._fitted_from, np.asarray(w)
-        if w.shape != self.x0.shape:
-            raise ParamInvalidError(f"scipy_multinomial: w: expected shape {self.x0.shape}, got {w.shape}")
+        first, w = self._fitted_from, self._checked(w, "w")
         count = (classes - first) * features
         coef, intercept = np.zeros(self._shape, self._features.dtype), np.zeros(classes, self._features.dtype)
         coef[first:] = w[:count].reshape(-1, features)
         if self._fit_intercept:
             intercept[first:] = w[count:]
         return coef, intercept
+
+    def _checked(self, values: Any, name: str) -> NDArray:
+        """Return a vector of the optimiser."""
+        vector = np.asarray(values)
+        if vector.shape != self.x0.shape:
+            message = f"{name}: expected shape {self.x0.shape}, got {vector.shape}"
+            raise ParamInvalidError(message, operator=type(self).__name__)
+        return vector
 
     def _computed(self, w: NDArray) -> tuple[NDArray, float, NDArray]:
         """Return a copy of the vector with its objective and gradient."""

@@ -39,6 +39,8 @@ __all__ = ["SoftmaxRegression"]
 #: Settings of L-BFGS as in scikit-learn's LogisticRegression, so that both stop at the same step.
 _LINE_SEARCH_STEPS = 50
 _LOSS_TOLERANCE = 64 * np.finfo(float).eps
+#: The status of a trust-region fit that ends as rounding hides the improvement which it predicts.
+_NO_IMPROVEMENT = 2
 #: The least norm of a gradient from which the trust-region method takes a step.
 _LEAST_TOLERANCE = np.finfo(float).tiny
 
@@ -60,8 +62,9 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
         The method of `scipy.optimize.minimize`. "trust-ncg" is a trust-region Newton method with products of the
         Hessian and vectors. It needs few iterations, each with several passes over the samples.
     tol : float, default 1e-4
-        The fit ends when no element of the gradient of the objective, or with "trust-ncg" its norm, is larger. For
-        float32 data, rounding keeps the gradient from falling below about 1e-6.
+        The fit ends when no element of the gradient of the objective, or with "trust-ncg" its norm, is larger. It also
+        ends when the objective improves by rounding errors only. For float32 data, rounding keeps the gradient from
+        falling below about 1e-6.
     fit_intercept : bool, default True
         Whether each class has an intercept.
     class_weight : dict or "balanced", optional
@@ -157,30 +160,32 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
         """
         features, labels = validate_data(self, X, y, accept_sparse="csr", dtype=[np.float64, np.float32], order="C")
         check_classification_targets(labels)
-        self.classes_, target = np.unique(labels, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ValueError(f"y: expected at least 2 classes, got one class: {self.classes_[0]}")
-        weight = self._sample_weight(features, labels, target, sample_weight)
+        classes, target = np.unique(labels, return_inverse=True)
+        if len(classes) < 2:
+            raise ValueError(f"y: expected at least 2 classes, got one class: {classes[0]}")
+        weight = self._sample_weight(features, labels, classes, target, sample_weight)
         total = len(target) if weight is None else float(weight.sum(dtype=np.float64))
+        if not total > 0:
+            raise ValueError(f"sample_weight: expected a sum above 0, times the weights of classes, got {total}")
         problem = scipy_multinomial(
             features,
             target,
-            n_classes=len(self.classes_),
+            n_classes=len(classes),
             sample_weight=weight,
             l2=1 / (self.C * total),
             fit_intercept=self.fit_intercept,
-            reference_class=len(self.classes_) == 2,
+            reference_class=len(classes) == 2,
         )
-        solution, iterations = self._start(problem.x0, features.shape[1]), 0
+        solution, iterations = self._start(problem.x0, len(classes), features.shape[1]), 0
         if self.max_iter:
             solve = self._by_lbfgs if self.solver == "lbfgs" else self._by_trust_region
             solution, iterations = solve(problem, solution)
         else:  # SciPy's methods would take a first step
             message = f"{self.solver} failed to converge, as it took no iteration (max_iter=0)"
             warnings.warn(message, ConvergenceWarning, stacklevel=3)
-        self.n_iter_ = np.array([iterations], np.int32)
         coef, intercept = problem.unpack(solution)
-        first = int(len(self.classes_) == 2)  # of two classes, the coefficients of the second
+        first = int(len(classes) == 2)  # of two classes, the coefficients of the second
+        self.classes_, self.n_iter_ = classes, np.array([iterations], np.int32)
         self.coef_, self.intercept_ = coef[first:], intercept[first:]
         return self
 
@@ -200,26 +205,28 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
         # A gradient of 0 ends the fit, also with a tolerance of 0, as it gives no direction for a step.
         options = {"maxiter": self.max_iter, "gtol": max(self.tol, _LEAST_TOLERANCE)}
         fit = minimize(problem.fun, start, jac=problem.jac, hessp=problem.hessp, method="trust-ncg", options=options)
-        if not fit.success:
+        if not fit.success and fit.status != _NO_IMPROVEMENT:
             message = f"trust-ncg failed to converge after {fit.nit} iteration(s): {fit.message}"
             warnings.warn(f"{message} (max_iter={self.max_iter}, tol={self.tol})", ConvergenceWarning, stacklevel=4)
-        classes = len(self.classes_)
+        classes = len(problem.unpack(start)[1])
         if self.fit_intercept and classes > 2:
             # A number that is added to all intercepts changes no probability. Steps along it are rounding errors.
             fit.x[-classes:] -= fit.x[-classes:].mean() - start[-classes:].mean()
         return fit.x, fit.nit
 
-    def _sample_weight(self, X: NDArray, y: NDArray, target: NDArray, sample_weight: Any) -> NDArray | None:
+    def _sample_weight(
+        self, X: NDArray, y: NDArray, classes: NDArray, target: NDArray, sample_weight: Any
+    ) -> NDArray | None:
         """Return the product of the weights of samples and classes."""
         if sample_weight is None and self.class_weight is None:
             return None
         weight = _check_sample_weight(sample_weight, X, dtype=X.dtype)
         if self.class_weight is None:
             return weight
-        of_classes = compute_class_weight(self.class_weight, classes=self.classes_, y=y, sample_weight=weight)
+        of_classes = compute_class_weight(self.class_weight, classes=classes, y=y, sample_weight=weight)
         return weight * of_classes.astype(X.dtype)[target]
 
-    def _start(self, zeros: NDArray, features: int) -> NDArray:
+    def _start(self, zeros: NDArray, classes: int, features: int) -> NDArray:
         """Return the vector that the optimiser starts from."""
         if not self.warm_start or not hasattr(self, "coef_"):
             return zeros
@@ -228,7 +235,7 @@ class SoftmaxRegression(ClassifierMixin, BaseEstimator):
         if start.shape != zeros.shape or self.coef_.shape[1] != features:
             raise ValueError(
                 f"warm_start: expected the classes and features of the previous fit, with coefficients of shape "
-                f"{self.coef_.shape}, got {len(self.classes_)} classes and {features} features"
+                f"{self.coef_.shape}, got {classes} classes and {features} features"
             )
         return start
 

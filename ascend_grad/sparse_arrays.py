@@ -7,6 +7,8 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from ._dtypes import FLOATING_DTYPES
+from .arguments import check_class
 from .errors import ParamInvalidError, ParamTypeError
 
 #: The number of elements that no array of float64 has.
@@ -46,6 +48,8 @@ class SparseRows:
         ):
             message = f"{name}: expected a sparse array with vectors as data, indices and indptr, got other objects"
             raise ParamTypeError(message, operator=operator)
+        for part, each in zip(("data", "indices", "indptr"), parts):
+            check_class(type(each), f"{name}.{part}", operator)
         data, indices, indptr = map(np.asarray, parts)  # without the class of memory-mapped arrays
         dtype = data.dtype.newbyteorder("=")
         self.has_integers = dtype.kind in "biu"
@@ -61,10 +65,13 @@ class SparseRows:
         self.starts = np.require(indptr, np.int64, ["C", "A"])
         self._given = data, indices, indptr
 
-    def convert_integers(self, weight: NDArray) -> None:
+    def convert_integers(self, weight: NDArray, operator: str) -> None:
         """Convert elements that are integers or truth values to float32 if the weight is float32, or to float64."""
-        is_narrow = weight.dtype.newbyteorder("=") == np.float32
-        self.data = self.data.astype(np.float32 if is_narrow else np.float64)
+        dtype = weight.dtype.newbyteorder("=")
+        if dtype in FLOATING_DTYPES and dtype not in (np.float32, np.float64):
+            message = f"weight: expected float32 or float64 with a sparse input of integers, got {dtype}"
+            raise ParamTypeError(message, operator=operator)
+        self.data = self.data.astype(np.float32 if dtype == np.float32 else np.float64)
 
     @property
     def copied_bytes(self) -> int:

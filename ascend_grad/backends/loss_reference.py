@@ -148,10 +148,11 @@ def hessian_product(
     """Return the product of the Hessian with respect to the logits and a vector, shape (rows, V). See `gradient`."""
     a, square = _curvature(row, terms, grad_loss, grad_square)
     p, _ = probabilities(row)
-    # Differences from the element of the maximum are exactly 0 where p is almost 1.
-    moved = vector - np.take_along_axis(vector, row.predicted[:, None], axis=-1)
+    # Differences from the element of the maximum are exactly 0 where p is almost 1. An infinite element has none.
+    at_max = np.take_along_axis(vector, row.predicted[:, None], axis=-1)
+    moved = vector - np.where(np.isinf(at_max), 0, at_max)
     mean = np.sum(p * vector, axis=-1, keepdims=True)
-    return p * (a * (moved - np.sum(p * moved, axis=-1, keepdims=True)) + square * mean)
+    return p * (a * (moved - np.sum(p * moved, axis=-1, keepdims=True)) + _weighted(square, mean))
 
 
 def gradient(

@@ -89,9 +89,9 @@ def linear_top_k(
 
     Returns
     -------
-    log_prob : jax.Array, shape (BT, k)
+    log_prob : jax.Array, shape (..., k)
         The k largest log-probabilities of each row, from the largest down; float32, or float64 if `input` is float64.
-    index : jax.Array, shape (BT, k)
+    index : jax.Array, shape (..., k)
         Their rows of `weight`; int32, or int64 while 64 bits are enabled in JAX. Of equal logits the one with the lower
         index comes first.
 

@@ -86,9 +86,9 @@ class OnlineMaxSum(NamedTuple):
 class LinearTopK(NamedTuple, Generic[Array]):
     """The largest log-probabilities of each row, from the largest down; see `ascend_grad.linear_top_k`."""
 
-    #: The log-probabilities, shape (BT, k); float32, or float64 if the inputs are float64.
+    #: The log-probabilities, shape (..., k); float32, or float64 if the inputs are float64.
     log_prob: Array
-    #: Their vocabulary entries, rows of weight: int64, shape (BT, k).
+    #: Their vocabulary entries, rows of weight: int64, shape (..., k).
     index: Array  # type: ignore[assignment]  # hides the method of tuples
 
 

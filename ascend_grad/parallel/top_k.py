@@ -60,9 +60,9 @@ def linear_top_k(
 
     Returns
     -------
-    log_prob : ndarray, shape (BT, k)
+    log_prob : ndarray, shape (..., k)
         The k largest log-probabilities of each row, from the largest down; float32, or float64 if `input` is float64.
-    index : ndarray of int64, shape (BT, k)
+    index : ndarray of int64, shape (..., k)
         Their ids in the whole vocabulary. Of equal logits the one with the lower id comes first.
 
     Raises

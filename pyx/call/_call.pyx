@@ -410,7 +410,7 @@ cdef class Call:
         if kind is None and name == self.operator.sparse:
             self.sparse = arguments.sparse_rows(value, name, self.operator.name)
             if self.sparse is not None and self.sparse.has_integers:
-                self.sparse.convert_integers(self.array(self.operator.slots["weight"]))
+                self.sparse.convert_integers(self.array(self.operator.slots["weight"]), self.operator.name)
             view = None if self.sparse is None else self.sparse.stand_in
         if kind is not None:
             view = kind.view_anywhere(value, name, self.operator.name)
@@ -614,9 +614,11 @@ cdef int mark_outs_written(Call call) except -1:
     return 0
 
 
-cdef object with_leading_dimensions(Call call, tuple results):
+cdef object with_leading_dimensions(Call call, object results):
     """Return results with the dimensions of the input's rows instead of one dimension for them."""
     cdef list reshaped = []
+    if type(results) is not tuple:
+        return with_leading_dimensions(call, (results,))[0]
     for result, array in zip(call.operator.result_specs, results):
         if (<Result>result).has_rows and array is not None and array.ndim:
             array = array.reshape(call.leading + array.shape[1:])

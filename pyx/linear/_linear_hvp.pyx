@@ -65,6 +65,8 @@ cdef cnp.dtype _float64 = np.dtype(np.float64)
 cdef Py_ssize_t BLOCK_BYTES = 2 << 20
 cdef Py_ssize_t BLOCK_ROWS = 128
 cdef Py_ssize_t BLOCK_LIMIT = 32 << 20
+# The most bytes that NumPy takes to add arrays of two dtypes, or strided ones: it has buffers of each operand.
+cdef Py_ssize_t NUMPY_BUFFERS = 3 * 8 * np.getbufsize()
 # Plans never read a vector.
 cdef char any_vector = 0
 
@@ -243,7 +245,7 @@ cdef class Layer:
             mark_present(<const double *>product, <const double *>gradient, count, self.vocab, <double *>present)
         else:
             mark_present(<const float *>product, <const float *>gradient, count, self.vocab, <float *>present)
-        if self.width == self.hidden:
+        if self.width == self.hidden or self.is_whole:
             return 0
         if self.o.is_double:
             add_rows(<const double *>product, count, self.vocab, <double *>cnp.PyArray_DATA(self.bias_sums))
@@ -299,28 +301,29 @@ cdef class Layer:
     cdef int stream(self, cnp.ndarray result, int threads) except -1:
         """Compute the product in one pass, into the result."""
         cdef cnp.ndarray both = np.concatenate([self.weight, self.vector]), memory
-        cdef cnp.ndarray coefficients = np.empty(self.rows, self.accumulator)
+        cdef cnp.ndarray numbers = np.empty((2, self.rows), self.accumulator)
         # `round_bias` writes zeros behind a bias.
         cdef cnp.ndarray added = np.zeros(2 * self.vocab + VECTOR_PADDING, self.accumulator)
         cdef Problem p = self.problem_of_pass(both, result)
         cdef Plan plan = _linear_hvp_streamed.plan_of(&p)
         cdef int itemsize = self.accumulator.itemsize
-        cdef void *to = cnp.PyArray_DATA(coefficients)
+        cdef void *present = cnp.PyArray_DATA(numbers)
+        cdef void *coefficients = cnp.PyArray_GETPTR2(numbers, 1, 0)
         cdef char *bias = cnp.PyArray_BYTES(added)
         cdef char *workspace
         cdef double factor = _linear_hvp_streamed.factor_of_logits(&self.o), last_check = 0
         memory = _memory.workspace(_linear_hvp_streamed.workspace_size(&plan))
         workspace = cnp.PyArray_BYTES(memory)
-        p.rows.grad = to
+        p.rows.grad = present
         if self.bias != NULL:
             round_bias(bias, self.bias, self.vocab, self.largest_bias, self.o.is_double)
         if self.vector_bias != NULL:
             round_bias(bias + self.vocab * itemsize, self.vector_bias, self.vocab, self.largest_bias, self.o.is_double)
         with nogil:
-            _linear_hvp_streamed.set_coefficients(&self.o, self.denominators, self.vocab, to)
+            _linear_hvp_streamed.set_coefficients(&self.o, self.denominators, self.vocab, present, coefficients)
             count_active_rows(&p.rows, itemsize, &last_check)
             _linear_hvp_streamed.run(
-                &p, &plan, NULL if self.bias == NULL else bias, factor, workspace, threads, &last_check
+                &p, &plan, coefficients, NULL if self.bias == NULL else bias, factor, workspace, threads, &last_check
             )
         return 0
 
@@ -387,10 +390,7 @@ cdef class Layer:
             self.changes[:, w] = 0
             length = (self.vocab - w) * self.width
             pairs = self.pairs[:count * length].reshape(count, length)
-            with np.errstate(all="ignore"):  # rows that are not present may hold anything
-                np.multiply(
-                    self.product[:count, w:, None], features[:, None, :], out=pairs.reshape(count, -1, self.width)
-                )
+            np.multiply(self.product[:count, w:, None], features[:, None, :], out=pairs.reshape(count, -1, self.width))
             part = self.part[:length]
             self.sum_rows(features, pairs, part, threads)
             self.sums[w:, :, w, :] += part.reshape(-1, self.width, self.width)
@@ -475,9 +475,10 @@ cdef cnp.ndarray hessian(Call call, int threads):
     cdef cnp.ndarray result = (<Result>call.operator.result_specs[0]).allocate(call), matrix
     cdef Py_ssize_t begin = 0, i, size = layer.vocab * layer.width
     layer.prepare_values()
-    while begin < layer.rows and size:
-        layer.add_hessian(begin, threads)
-        begin += layer.block
+    with np.errstate(all="ignore"):  # rows that are not present may hold anything
+        while begin < layer.rows and size:
+            layer.add_hessian(begin, threads)
+            begin += layer.block
     matrix = layer.sums.reshape(size, size)
     for i in range(size):
         matrix[i, i + 1:] = matrix[i + 1:, i]
@@ -505,6 +506,7 @@ cdef Py_ssize_t workspace_bound(Call call, int threads) except -1:
     cdef Schedule s
     cdef Plan plan
     cdef Py_ssize_t size = 8 * layer.vocab + 3 * layer.block * layer.accumulator.itemsize, most
+    size += NUMPY_BUFFERS if layer.sums is not None else 0
     for shape, dtype in layer.shapes():
         size += np.prod(shape, dtype=np.int64) * dtype.itemsize
     for each in call.values[2:]:  # copies of the vector, and options as float64
@@ -517,7 +519,7 @@ cdef Py_ssize_t workspace_bound(Call call, int threads) except -1:
         return size
     if layer.is_streamed:
         plan = layer.plan_of_pass()
-        size += (layer.rows + 2 * layer.vocab + VECTOR_PADDING) * layer.accumulator.itemsize + 2 * layer.weight.nbytes
+        size += 2 * (layer.rows + layer.vocab + VECTOR_PADDING) * layer.accumulator.itemsize + 2 * layer.weight.nbytes
         return size + _linear_hvp_streamed.workspace_size(&plan)
     p = layer.problem_of_logits(x, layer.weight, layer.bias, layer.logits)
     prepare(&s, &p, 0)

@@ -13,7 +13,7 @@ from libc.string cimport memset
 
 from ascend_grad cimport _cpu, _tasks, _threads
 from ascend_grad._cross_entropy_rows cimport logit_scale_of
-from ascend_grad._kernels cimport ag_bounded_factor
+from ascend_grad._kernels cimport ag_bounded_factor, ag_coefficients_of, ag_upstream
 from ascend_grad._linear_kernels cimport AG_MAX_STREAMED_STEP, AG_MAX_UNPACKED_ROWS, AG_TILE, ag_linear_block, ag_rows
 from ascend_grad._linear_partial_sums cimport combine_partial_sums
 from ascend_grad._linear_plan cimport (
@@ -28,7 +28,7 @@ from ascend_grad._linear_plan cimport (
     sums_pitch,
     work_of,
 )
-from ascend_grad._linear_problem cimport ChunkBuffers, select_rows, set_number
+from ascend_grad._linear_problem cimport ChunkBuffers, copy_number, select_rows, set_number
 from ascend_grad._linear_run cimport Run, new_block, rows_of
 from ascend_grad._loss_options cimport (
     class_weight_of,
@@ -53,6 +53,7 @@ cdef double LARGEST_FACTOR = 2.0**20
 ctypedef struct Pass:
     Run run
     ag_linear_block block             # all classes
+    const void *coefficients          # accumulators (BT,)
 
 
 cdef double factor_of_logits(const LossOptions *o) noexcept nogil:
@@ -69,25 +70,37 @@ cdef bint is_streamed(const LossOptions *o, Py_ssize_t rows, Py_ssize_t vocab, P
 
 
 cdef void set_coefficients(
-    const LossOptions *o, const double *denominators, Py_ssize_t vocab, void *to
+    const LossOptions *o, const double *denominators, Py_ssize_t vocab, void *present, void *coefficients
 ) noexcept nogil:
-    """Set the factor of each row's Hessian, with the square of the factor of logits; 0 for rows that are absent."""
+    """Set which rows have an upstream gradient, as 1 or 0, and the factor of each row's Hessian.
+
+    The factor has the square of the factor of logits. It may be 0 in rows that are present, as of a class weight of 0: their
+    products are 0 or NaN.
+    """
     cdef Py_ssize_t row, k
-    cdef double weight, factor = factor_of_logits(o), class_sum = 0
+    cdef double kept, smoothed, of_logits = factor_of_logits(o), class_sum = 0
+    cdef bint is_present
+    cdef ag_upstream others           # none
+    memset(&others, 0, sizeof(others))
     for k in range(vocab):
         class_sum += class_weight_of(o, k)
-    factor *= factor
     for row in range(o.rows):
-        weight = 0
-        if not (
+        is_present = not (
             is_ignored(o, row) or token_weight_of(o, row) == 0 or grad_loss_of(o, row) == 0 or denominators[0] == 0
-        ):
+        )
+        kept = smoothed = 0
+        if is_present:
             for k in range(row * o.target_count, (row + 1) * o.target_count):
                 if target_at(o, k) != o.ignore_index:
-                    weight += class_weight_of(o, target_at(o, k)) * (1 if o.target_prob == NULL else prob_at(o, k))
-            weight = (1 - o.label_smoothing) * weight + o.label_smoothing / vocab * class_sum
-            weight *= token_weight_of(o, row) * (grad_loss_of(o, row) / denominators[0]) * factor
-        set_number(to, row, o.is_double, weight)
+                    kept += class_weight_of(o, target_at(o, k)) * (1 if o.target_prob == NULL else prob_at(o, k))
+            smoothed = token_weight_of(o, row) * (grad_loss_of(o, row) / denominators[0])
+            kept *= smoothed * (1 - o.label_smoothing)
+            smoothed *= o.label_smoothing / vocab
+        set_number(present, row, o.is_double, is_present)
+        set_number(
+            coefficients, row, o.is_double,
+            ag_coefficients_of(&others, kept, smoothed, class_sum, 0).a * of_logits * of_logits
+        )
 
 
 cdef Plan plan_of(const Problem *p) noexcept nogil:
@@ -110,9 +123,13 @@ cdef int threads_of(const Plan *plan, int num_threads) noexcept nogil:
 
 
 cdef int run(
-    const Problem *p, const Plan *plan, const void *bias, double factor, char *workspace, int num_threads, double *last_check
+    const Problem *p, const Plan *plan, const void *coefficients, const void *bias, double factor, char *workspace,
+    int num_threads, double *last_check
 ) except -1 nogil:
-    """Compute the product in the workspace. `bias` NULL, or (2 V,) accumulators: what is added to logits and changes."""
+    """Compute the product in the workspace.
+
+    `coefficients`: those of `set_coefficients`. `bias`: NULL, or (2 V,) accumulators, which are added to logits and changes.
+    """
     cdef Pass x
     cdef double cost = flops(plan) / RATE
     memset(&x, 0, sizeof(x))
@@ -120,7 +137,7 @@ cdef int run(
     layout(plan, aligned(workspace), &x.run.at)
     x.block = new_block(&x.run)
     x.block.vocab.start, x.block.vocab.size = 0, p.vocab
-    x.block.transform.bias, x.block.transform.scale = bias, factor
+    x.block.transform.bias, x.block.transform.scale, x.coefficients = bias, factor, coefficients
     return _tasks.run_team(
         run_phases, &x, _threads.choose_num_threads(cost, num_threads), num_threads == 0, cost, last_check
     )
@@ -150,14 +167,14 @@ cdef void stream_rows(const void *context, Py_ssize_t task, int thread) noexcept
     cdef double[AG_MAX_STREAMED_STEP] coefficients
     cdef ChunkBuffers chunk
     cdef int acc = plan.kernels.acc_size
-    cdef Py_ssize_t hidden = run.p.hidden, vocab = run.p.vocab
+    cdef Py_ssize_t i, hidden = run.p.hidden, vocab = run.p.vocab
     cdef Py_ssize_t row = task * plan.task_size, end = min(row + plan.task_size, run.p.rows.total)
     cdef ag_rows resident = rows_of(&run.p.weight, NULL, 0, 2 * vocab), streamed
     cdef bint add = False
     cdef char *partial = run.at.partial_sums + task * vocab * sums_pitch(plan) * acc
     cdef double *bias_sums = NULL
     memset(&chunk, 0, sizeof(chunk))
-    chunk.row_numbers, chunk.target, chunk.grad = numbers, &numbers[AG_MAX_STREAMED_STEP], coefficients
+    chunk.row_numbers, chunk.target, chunk.grad = numbers, &numbers[AG_MAX_STREAMED_STEP], coefficients  # `grad`: presence
     block.chunk.row_numbers, block.chunk.target, block.chunk.grad = chunk.row_numbers, chunk.target, chunk.grad
     memset(tile, 0, 2 * vocab * plan.pitch * acc)
     if run.p.bias_sums != NULL:
@@ -167,6 +184,8 @@ cdef void stream_rows(const void *context, Py_ssize_t task, int thread) noexcept
         block.chunk.rows = select_rows(&run.p.rows, &row, end, 0, plan.step, acc, &chunk)
         if not block.chunk.rows:
             break
+        for i in range(block.chunk.rows):
+            copy_number(coefficients, i, x.coefficients, numbers[i], acc)
         streamed = rows_of(&run.p.input, chunk.row_numbers, 0, block.chunk.rows)
         plan.kernels.dot_products(&resident, &streamed, 0, hidden, tile, plan.pitch)
         plan.kernels.columns_to_product(&block, tile)

@@ -320,9 +320,10 @@ cdef Py_ssize_t choose_parts(const SparseLoss *s) noexcept nogil:
 cdef void prepare_sparse(SparseLoss *s, Py_ssize_t workspace_bytes, int threads) noexcept nogil:
     """Choose the number of parts and the number of rows of a block.
 
-    A `workspace_bytes` of 0 stands for the default. `threads` is the number of threads of the team.
+    A `workspace_bytes` of 0 stands for the default. `threads` is the number of threads of the team. Parts and blocks, on which
+    bits depend, fit the workspace with one thread. Then the team has as many threads as fit it, too.
     """
-    s.kernels, s.itemsize, s.threads = kernels_for(s.dtype), ag_itemsize[<int>s.dtype], threads
+    s.kernels, s.itemsize, s.threads = kernels_for(s.dtype), ag_itemsize[<int>s.dtype], 1
     s.pitch = s.kernels.sparse_pitch(s.weight.shape[0])
     s.fold_rows = fold_rows(s.dtype, s.rows, s.x.features, s.nonzeros, s.weight_grad.data != NULL)
     s.parts = choose_parts(s)
@@ -332,6 +333,9 @@ cdef void prepare_sparse(SparseLoss *s, Py_ssize_t workspace_bytes, int threads)
         choose_block(s)
     while workspace_bytes and s.block > LEAST_BLOCK and sparse_workspace_size(s) > workspace_bytes:
         s.block = ceil_div(s.block, 2 * LEAST_BLOCK) * LEAST_BLOCK
+    s.threads = threads
+    while workspace_bytes and s.threads > 1 and sparse_workspace_size(s) > workspace_bytes:
+        s.threads -= 1
 
 
 ctypedef fused real_t:

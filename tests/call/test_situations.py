@@ -382,6 +382,12 @@ SITUATIONS = {
         ("torch", "jax", "dask"),
         TypeError,
     ),
+    "the end of two options' names": Refusal(
+        lambda d: cross_entropy(TARGET, weight=1.0)(d),
+        r"argument 'weight'. Did you mean 'token_weight' or 'class_weight'\?$",
+        ("jax", "dask"),
+        TypeError,
+    ),
     "a transposed weight": Refusal(
         linear(TARGET, weight=WEIGHT.T),
         r"weight: expected shape \(V, H = 3\), got \(3, 7\) \(did you mean weight.T\?\)",

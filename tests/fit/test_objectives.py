@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from samples import generator
@@ -70,7 +72,10 @@ def test_lightgbm_keeps_the_digits_of_almost_certain_classes():
     for target in (0, 1):
         grad, hess = lightgbm_softmax(np.array([target]), scores)
         np.testing.assert_allclose(grad[0, 0], -2 * p[0, 1] if target == 0 else p[0, 0], rtol=1e-6)
-        np.testing.assert_allclose(hess[0, 0], 1.5 * 2 * p[0, 1], rtol=1e-6)
+        right = 1.5 * np.array([2 * p[0, 1], p[0, 1], p[0, 1]])  # 1 - p of the first class is the sum of the others
+        for dtype, rtol in ((np.float64, 1e-6), (np.float32, 1e-5)):
+            hess = lightgbm_softmax(np.array([target]), scores.astype(dtype))[1]
+            np.testing.assert_allclose(hess[0], right * (1 - p[0, [1, 1, 1]]), rtol=rtol)
 
 
 @pytest.mark.parametrize("objective", [xgboost_softmax, lightgbm_softmax])
@@ -88,8 +93,41 @@ def test_labels_outside_of_the_classes_are_refused(objective, label):
     """The label that losses ignore by default is refused, too."""
     y, scores, _ = problem()
     y[3] = label
-    with pytest.raises(ag.ParamInvalidError, match="target"):
+    with pytest.raises(ag.ParamInvalidError, match=rf"^{objective.__name__}: y_true: expected .* \[0, {K}\), got {float(label)}$"):
         objective(y, scores)
+
+
+@pytest.mark.parametrize("objective", [xgboost_softmax, lightgbm_softmax])
+def test_what_is_refused(objective):
+    y, scores, weight = problem()
+    of_weight = "sample_weight" if objective is xgboost_softmax else "weight"
+
+    def check(error: type[Exception], message: str, y: Any = y, scores: Any = scores, weight: Any = weight) -> None:
+        with pytest.raises(error, match=f"^{objective.__name__}: {message}"):
+            objective(y, scores, weight)
+
+    for wrong in (0.5, np.nan, np.inf, -(2**62) - 1):
+        check(ag.ParamInvalidError, r"y_true: expected integer classes in \[0, ", y=np.where(np.arange(len(y)), y, wrong))
+    check(ag.ParamInvalidError, "y_true: expected .* got shape", y=y[:-1])
+    for wrong in (None, y.astype(str)):
+        check(ag.ParamTypeError, "y_true: expected", y=wrong)
+    for wrong in (weight[:-1], weight[:1], weight[:, None]):
+        check(ag.ParamInvalidError, rf"{of_weight}: expected shape \({len(y)},\)", weight=wrong)
+    for wrong in (weight.astype(str), weight.astype(complex)):
+        check(ag.ParamTypeError, f"{of_weight}: expected real numbers", weight=wrong)
+    check(ag.ParamTypeError, "y_pred: expected an array without a mask", scores=np.ma.masked_array(scores))
+    check(ag.ParamTypeError, "y_true: expected an array without a mask", y=np.ma.masked_array(y))
+
+
+@pytest.mark.parametrize("objective", [xgboost_softmax, lightgbm_softmax])
+def test_weights_of_integers_and_of_zero(objective):
+    y, scores, _ = problem()
+    for one, other in zip(objective(y, scores, np.full(len(y), 3)), objective(y, scores, np.full(len(y), 3.0))):
+        np.testing.assert_array_equal(one, other)
+    scores[0] = np.inf
+    with np.errstate(all="raise"):
+        grad, _ = objective(y, scores, np.arange(float(len(y))))
+    assert not grad[0].any()
 
 
 @pytest.mark.parametrize("objective", [xgboost_softmax, lightgbm_softmax])

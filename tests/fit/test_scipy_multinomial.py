@@ -140,11 +140,38 @@ def test_integers_become_float64():
         (np.zeros((3, 2)), np.zeros(3), "y"),
         (np.zeros((3, 2)), np.array([0, -100, 1]), "y"),
         (np.zeros((0, 2)), np.zeros(0, int), "y"),
+        (np.ma.masked_array(np.zeros((3, 2))), np.zeros(3, int), "X"),
+        (sparse.coo_array(np.zeros((3, 2))), np.zeros(3, int), "X"),
     ],
 )
 def test_refused(X, y, name):
     with pytest.raises(ag.ParamInvalidError, match=f"scipy_multinomial: {name}: expected"):
         scipy_multinomial(X, y)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_classes": 3.0},
+        {"n_classes": 0},
+        {"l2": -1},
+        {"l2": np.nan},
+        {"l2": "1"},
+        {"sample_weight": np.zeros(N)},
+        {"sample_weight": np.full(N, "1")},
+        {"sample_weight": np.ones(N, complex)},
+    ],
+    ids=str,
+)
+def test_refused_options(options):
+    X, y, _ = problem()
+    with pytest.raises(ag.ParamInvalidError, match=f"^scipy_multinomial: {next(iter(options))}: expected"):
+        scipy_multinomial(X, y, **options)
+
+
+def test_labels_beyond_the_classes_are_refused():
+    with pytest.raises(ag.ParamInvalidError, match=r"^scipy_multinomial: y: expected integer classes in \[0, 2\), got 2$"):
+        scipy_multinomial(np.zeros((3, 2)), [0, 1, 2], n_classes=2)
 
 
 def test_wrong_weights_and_vectors_are_refused():
@@ -153,9 +180,11 @@ def test_wrong_weights_and_vectors_are_refused():
         scipy_multinomial(X, y, sample_weight=np.ones(3))
     found = scipy_multinomial(X, y, sample_weight=[1] * len(y))
     assert found.fun([0.0] * len(found.x0)) == pytest.approx(np.log(K))
-    for call in (found.fun, found.jac, lambda w: found.hessp(w, w), found.unpack):
+    for call in (found.fun, found.jac, lambda w: found.hessp(w, found.x0), found.unpack):
         with pytest.raises(ag.ParamInvalidError, match="scipy_multinomial: w: expected shape"):
             call(np.zeros(len(found.x0) + 1))
+    with pytest.raises(ag.ParamInvalidError, match="scipy_multinomial: p: expected shape"):
+        found.hessp(found.x0, np.zeros(1))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int64"])

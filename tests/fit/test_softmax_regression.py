@@ -106,8 +106,11 @@ def test_a_warm_start(classes, fit_intercept):
     assert model.fit(X, y).n_iter_[0] < min(first, 3)
     with pytest.raises(ValueError, match=f"warm_start: .* {classes} classes and 6 features"):
         model.fit(X[:, :6], y)
-    with pytest.raises(ValueError, match=r"warm_start: .* 3 classes and 7 features"):
-        model.fit(X, np.arange(len(y)) % 3)
+    predicted = model.fit(X, y).predict(X)
+    for wrong, message in ((np.arange(len(y)) % 3, "warm_start: .* 3 classes and 7 features"), (0 * y, "got one class")):
+        with pytest.raises(ValueError, match=message):
+            model.fit(X, wrong)
+        np.testing.assert_array_equal(model.predict(X), predicted)  # still those of the last fit
 
 
 def test_names_of_classes():
@@ -142,6 +145,8 @@ def test_errors():
         SoftmaxRegression().predict(X)
     with pytest.raises(ValueError, match="at least 2 classes, got one class: red"):
         SoftmaxRegression().fit(X, ["red"] * 30)
+    with pytest.raises(ValueError, match="sample_weight: expected a sum above 0"):
+        SoftmaxRegression(class_weight=dict.fromkeys(range(3), 0)).fit(X, y)
     for options in ({"C": 0}, {"tol": -1}, {"max_iter": 1.5}, {"class_weight": "even"}, {"solver": "sag"}):
         with pytest.raises(ValueError, match=f"The '{next(iter(options))}' parameter"):
             SoftmaxRegression(**options).fit(X, y)
@@ -149,6 +154,14 @@ def test_errors():
         with pytest.warns(ConvergenceWarning, match=f"(?s){solver} failed to converge .*max_iter=2") as caught:
             SoftmaxRegression(max_iter=2, tol=1e-12, solver=solver).fit(X, y)
         assert solver == "lbfgs" or caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_small_tolerances_warn_of_nothing(seed):
+    """A fit whose objective improves by rounding errors only has converged."""
+    X, y = classified(200 + 30 * seed, 4 + seed, 2 + seed % 3)
+    for solver in ("lbfgs", "trust-ncg"):
+        SoftmaxRegression(tol=1e-12, solver=solver).fit(X, y)
 
 
 @pytest.mark.parametrize("solver", ["lbfgs", "trust-ncg"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import cross_entropy_oracles
@@ -341,6 +342,35 @@ def test_absent_rows_may_hold_anything(dtype, cpu_engine):
     assert np.isnan(cpu_engine.call("linear_cross_entropy_hvp", **arguments).bias_product.astype(np.float64)).all()
 
 
+@pytest.mark.parametrize("rows", [4, 5], ids=["in blocks", "in one pass"])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_class_weights_beyond_numbers(rows, backend):
+    """A weight that no target has counts only in label smoothing. A row of weight 0 keeps its NaN."""
+    x, weight, target, vector = np.ones((rows, 1)), np.zeros((4, 1)), np.zeros(rows, int), np.arange(4.0)[:, None]
+    call = partial(ag.linear_cross_entropy_hvp, x, weight, target, vector, reduction="sum", backend=backend)
+    right = call().weight_product
+    for unused in (np.inf, -np.inf, np.nan):
+        assert_identical(call(class_weight=[1.0, 1, 1, unused]).weight_product, right)
+    assert np.isfinite(call(class_weight=[1.0, 1e308, 1e308, 1e308]).weight_product).all()
+    nothing = call(class_weight=[0.0, 1, 1, 1]).weight_product
+    assert_identical(nothing, np.zeros((4, 1)))
+    x[0] = np.nan
+    assert np.isnan(call(class_weight=[0.0, 1, 1, 1]).weight_product).all()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_infinite_elements_of_vectors(backend):
+    product = ag.cross_entropy_hvp([[0.0, 0, 0]], [0], [[np.inf, 0, 0]], backend=backend)
+    np.testing.assert_array_equal(product, [[np.nan, -np.inf, -np.inf]])
+
+
+def test_the_floating_point_mode_of_the_caller_has_no_influence():
+    x = np.full((5140, 2), 1e30, np.float32)
+    x[2570:, 1] *= -1
+    with np.errstate(all="raise"):
+        ag.linear_cross_entropy_hessian(x, np.zeros((40, 2), np.float32), np.zeros(5140, int))
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 4), (5, 0, 4), (0, 0, 0), (5, 3, 0)])
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_empty_shapes(shape, backend, dtype):
@@ -384,6 +414,12 @@ def test_rows_of_several_dimensions_and_integers():
     with pytest.raises(ag.AscendGradError, match=r"vector_input: expected shape \(3, 4, 3\) as input has, got \(12, "):
         ag.linear_cross_entropy_hvp(**arguments | moved | {"vector_input": arguments["vector_input"]})
     assert ag.linear_cross_entropy_hvp([[1, 2]], [[1, 0], [0, 1]], [0], np.ones((2, 2))).weight_product.dtype == float
+    of_hessian = without_vector(arguments)
+    hessian = ag.linear_cross_entropy_hessian(**of_hessian)
+    for backend in ("cpu", "reference"):
+        moved = {name: of_hessian[name].reshape(3, 4, *of_hessian[name].shape[1:]) for name in ("input", "target")}
+        found = ag.linear_cross_entropy_hessian(**of_hessian | moved, backend=backend)
+        np.testing.assert_allclose(found, hessian, rtol=1e-12, atol=1e-14)
 
 
 def test_a_mean_without_weights_is_zero():
@@ -432,6 +468,14 @@ def test_explain_and_memory():
     # The logits of all rows would take 60 MB.
     assert 0 < ag.workspace_size("linear_cross_entropy_hvp", **arguments) < 24 << 20
     assert 0 < ag.workspace_size("linear_cross_entropy_hvp", **joint(arguments, 0)) < 24 << 20
+    for shape, dtype in (((1, 20, 20), "float32"), ((1, 40, 40), "float32"), ((50, 5, 5), "float64")):
+        small = without_vector(call_of("memory", shape, dtype, {}))
+        ag.linear_cross_entropy_hessian(**small, num_threads=1)
+        tracemalloc.start()
+        result = ag.linear_cross_entropy_hessian(**small, num_threads=1)
+        taken = tracemalloc.get_traced_memory()[1] - result.nbytes
+        tracemalloc.stop()
+        assert taken <= ag.workspace_size("linear_cross_entropy_hessian", **small, num_threads=1)
     few = without_vector(call_of("memory", (100_000, 8, 3), "float32", {}))
     assert ag.explain("linear_cross_entropy_hessian", **few).backend == "cpu"
     assert 0 < ag.workspace_size("linear_cross_entropy_hessian", **few) < 16 << 20

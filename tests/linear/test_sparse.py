@@ -253,6 +253,23 @@ def test_parts_of_rows(option, dtype):
             check(ag.linear_cross_entropy(**sparse(arguments), backend="cpu", num_threads=threads), arguments, dtype)
 
 
+def test_a_workspace_that_more_threads_exceed():
+    """The number of parts and of rows of a block is that of one thread, also where more threads need more memory."""
+    x = scipy.sparse.random(20_000, 2000, 0.0075, format="csr", random_state=1)
+    weight, target = generator("threads").standard_normal((20, 2000)), np.arange(20_000) % 20
+
+    def grad(threads, workspace_bytes):
+        return ag.linear_cross_entropy(
+            x, weight, target, backend="cpu", num_threads=threads, workspace_bytes=workspace_bytes
+        ).weight_grad
+
+    least = ag.workspace_size(LOSS, x, weight, target, workspace_bytes=0)
+    for workspace_bytes in (least, 4269120, 4269184, *generator("workspaces").integers(least, 3 * least, 5)):
+        right = grad(1, int(workspace_bytes))
+        for threads in (2, 7, 8, 16):
+            assert_identical(grad(threads, int(workspace_bytes)), right)
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_a_loss_that_is_infinite(dtype):
     random = generator("infinite", dtype)
@@ -278,6 +295,14 @@ def test_integers_take_the_dtype_of_the_weight():
             ag.linear_cross_entropy(**sparse(call | {"input": counts > 0}), backend="cpu"),
             ag.linear_cross_entropy(**sparse(call | {"input": (counts > 0).astype(dtype)}), backend="cpu"),
         )
+
+
+    with pytest.raises(ag.ParamTypeError, match="weight: expected float32 or float64 with a sparse input of integers"):
+        ag.linear_cross_entropy(**sparse(call | {"input": counts, "weight": call["weight"].astype(np.float16)}))
+    masked = scipy.sparse.csr_array(counts.astype(float))
+    masked.data = np.ma.masked_array(masked.data)
+    with pytest.raises(ag.ParamTypeError, match=r"input\.data: expected an array without a mask"):
+        ag.linear_cross_entropy(**call | {"input": masked, "weight": call["weight"].astype(float)})
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
