@@ -2,15 +2,15 @@
 
 All are quadratic in the exponentials of a row. A result's rows lie in C order, with the classes side by side, whatever the
 layout of the logits is, so that they are written without tiles. The gradient may overwrite the logits, so these results
-are written before it.
+are written before it. A kernel of columns writes them into memory of its thread, from which they are copied, transposed.
 """
 
 from libc.string cimport memset
 
 from ascend_grad._cross_entropy_finish cimport bend_of
 from ascend_grad._cross_entropy_rows cimport CrossEntropy, Rows, bends
-from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_convert
-from ascend_grad._rowwise_kernels cimport ag_loss_quadratic, ag_loss_rows, ag_tile
+from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_convert, ag_copy_3d, ag_dim
+from ascend_grad._rowwise_kernels cimport ag_loss_quadratic, ag_loss_rows, ag_single_target_columns, ag_tile
 from ascend_grad._rowwise_plan cimport A, Operand
 
 cdef enum:
@@ -108,6 +108,55 @@ cdef void write_result(
             q.second += 1
         if vectors != NULL:
             q.others, q.at_max = q.others + 1, q.at_max + 1
+
+
+cdef void place_full_columns(
+    const CrossEntropy *x, Py_ssize_t count, char *memory, ag_single_target_columns *columns
+) noexcept nogil:
+    """Place the requested results of at most FULL_COLUMNS columns in memory."""
+    columns.pitch = count * x.s.plan.tile_itemsize
+    if x.prob != NULL:
+        columns.prob = memory
+        memory += x.s.p.n * columns.pitch
+    if x.hessian != NULL:
+        columns.hessian = memory
+
+
+cdef void store_full_columns(
+    const CrossEntropy *x, const ag_single_target_columns *columns, Py_ssize_t count, Py_ssize_t number,
+    const Py_ssize_t *numbers
+) noexcept nogil:
+    """Copy the results of columns to those of rows. `numbers` has the numbers of the rows; NULL: they follow `number`."""
+    cdef Py_ssize_t first = 0, run
+    if columns.prob == NULL and columns.hessian == NULL:
+        return
+    while first < count:
+        run = 1 if numbers != NULL else count
+        while first + run < count and numbers[first + run] == numbers[first] + run:
+            run += 1
+        if numbers != NULL:
+            number = numbers[first]
+        transpose_columns(x, columns.prob, columns.pitch, first, run, x.prob, number)
+        transpose_columns(x, columns.hessian, columns.pitch, first, run, x.hessian, number)
+        first += run
+
+
+cdef void transpose_columns(
+    const CrossEntropy *x, const char *columns, Py_ssize_t pitch, Py_ssize_t first, Py_ssize_t count, char *rows,
+    Py_ssize_t number
+) noexcept nogil:
+    """Copy `count` columns, from the first on, to rows from row `number` on. NULL: there are none."""
+    cdef int itemsize = x.s.plan.tile_itemsize
+    cdef Py_ssize_t row_bytes = x.s.p.n * itemsize
+    cdef ag_dim one, classes, along
+    if columns == NULL:
+        return
+    one.length, one.to, one.from_ = 1, 0, 0
+    classes.length, classes.to, classes.from_ = x.s.p.n, itemsize, pitch
+    along.length, along.to, along.from_ = count, row_bytes, itemsize
+    ag_copy_3d(
+        x.s.variant, rows + number * row_bytes, columns + first * itemsize, one, classes, along, itemsize, False
+    )
 
 
 cdef ag_loss_rows row_of(const ag_loss_rows *rows, Py_ssize_t i) noexcept nogil:

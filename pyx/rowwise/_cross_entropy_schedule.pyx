@@ -124,11 +124,14 @@ cdef ag_row_op plan_of(const CrossEntropy *x, Py_ssize_t classes, bint has_other
         return AG_LOSS_DENSE_STRIPS if has_dense_strips(x, classes) else AG_LOSS_EXP_OF_DENSE
     if (
         needs_entropy(&x.o) or x.o.outputs.predicted != NULL or x.o.outputs.correct != NULL
-        or x.o.temperatures != NULL or is_transformed(&x.o) or has_full_results(x) or x.given_lse != NULL
+        or x.o.temperatures != NULL or is_transformed(&x.o) or x.vector != NULL or x.given_lse != NULL
     ):
         return AG_LOSS_EXP_OF_ROWS
-    # The kernel of strips computes label smoothing. With every instruction set, strips have up to AG_STRIP_ROWS(2) rows.
-    if x.o.label_smoothing != 0 and (has_other_dtype or classes > AG_STRIP_ROWS(2) or not is_single_target(x)):
+    # The kernel of strips computes label smoothing and results of the shape of the logits. With every instruction set,
+    # strips have up to AG_STRIP_ROWS(2) rows.
+    if (x.o.label_smoothing != 0 or has_full_results(x)) and (
+        has_other_dtype or classes > AG_STRIP_ROWS(2) or not is_single_target(x)
+    ):
         return AG_LOSS_EXP_OF_ROWS
     return AG_LOSS_EXP
 

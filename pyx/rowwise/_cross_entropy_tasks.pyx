@@ -2,10 +2,17 @@
 
 from libc.math cimport INFINITY, NAN, isfinite
 from libc.stdint cimport int64_t
+from libc.string cimport memset
 
 from ascend_grad cimport _cpu, _tasks
 from ascend_grad._cross_entropy_finish cimport finish_rows
-from ascend_grad._cross_entropy_full cimport sum_products, write_full_results
+from ascend_grad._cross_entropy_full cimport (
+    FULL_COLUMNS,
+    place_full_columns,
+    store_full_columns,
+    sum_products,
+    write_full_results,
+)
 from ascend_grad._cross_entropy_rows cimport (
     CrossEntropy,
     Rows,
@@ -231,12 +238,18 @@ cdef void set_losses(CrossEntropy *x, Py_ssize_t count, Rows *r) noexcept nogil:
             set_loss(x, r.numbers[i], r.log_sum[i], 0)
 
 
-cdef void single_target_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Rows *r) noexcept nogil:
-    """Compute the columns of a strip that begins at row `begin` of the problem, of which `is_single_target` holds."""
+cdef void single_target_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile *tile, Rows *r, char *scratch) noexcept nogil:
+    """Compute the columns of a strip that begins at row `begin` of the problem, of which `is_single_target` holds.
+
+    Results of the shape of the logits are computed in `scratch`, some columns at a time.
+    """
     cdef ag_single_target_columns columns
-    cdef Py_ssize_t number = offset_of(&x.s.p, &x.s.p.operands[MASK], begin), i
+    cdef Py_ssize_t number = offset_of(&x.s.p, &x.s.p.operands[MASK], begin), first = 0, i
     # Targets and weights of columns that follow each other in C order need no copies, and neither do reduced losses.
     cdef bint in_place = uses_numbers_in_place(x, begin, tile.rows)
+    cdef Py_ssize_t most = min(tile.rows, <Py_ssize_t>FULL_COLUMNS) if has_full_results(x) else tile.rows
+    cdef ag_tile part = tile[0]
+    memset(&columns, 0, sizeof(columns))
     columns.has_wide_targets, columns.ignore_index = x.o.is_wide, x.o.ignore_index
     columns.grad, columns.inverse, columns.return_grad = upstream_of_all(x), x.inverse_temperature, x.return_grad
     columns.smoothing, columns.class_weight = x.o.label_smoothing, x.o.class_weight
@@ -249,7 +262,18 @@ cdef void single_target_columns(CrossEntropy *x, Py_ssize_t begin, const ag_tile
         for i in range(tile.rows):
             r.t.entries[i] = target_at(&x.o, r.numbers[i])
     columns.token_weight = column_weights(x, number, in_place, tile.rows, r)
-    x.kernels.single_target_strips(tile, &columns)
+    while first < tile.rows:
+        part.rows = min(most, tile.rows - first)
+        place_full_columns(x, part.rows, scratch, &columns)
+        x.kernels.single_target_strips(&part, &columns)
+        store_full_columns(x, &columns, part.rows, number + first, NULL if in_place else &r.numbers[first])
+        part.a += part.rows * x.s.plan.tile_itemsize
+        part.out += part.rows * x.s.plan.tile_itemsize
+        columns.targets = <const char *>columns.targets + part.rows * (8 if columns.has_wide_targets else 4)
+        columns.losses += part.rows
+        if columns.token_weight != NULL:
+            columns.token_weight += part.rows
+        first += part.rows
     if not in_place:
         set_losses(x, tile.rows, r)
 
@@ -321,10 +345,10 @@ cdef void whole_block(const void *context, Py_ssize_t block, int thread) noexcep
         begin = column_tile(s, block, 0, s.p.n, tiles, &tile)
         # The kernel rounds gradients at targets to the dtype of the tile, which has to be the result's.
         is_single = x.is_single_target and s.plan.tile_dtype == s.p.operands[OUT].dtype and (
-            x.o.label_smoothing != 0 or is_strip(x, &tile)
+            x.o.label_smoothing != 0 or has_full_results(x) or is_strip(x, &tile)
         )
         if is_single:
-            single_target_columns(x, begin, &tile, &r)
+            single_target_columns(x, begin, &tile, &r, scratch_of(s, thread))
         elif s.p.op == AG_LOSS_DENSE_STRIPS:
             dense_columns(x, begin, &tile, &r, scratch_of(s, thread))
         else:

@@ -121,6 +121,9 @@ cdef extern from "ascend_grad/rowwise/rowwise.h" nogil:
         double inverse
         int return_grad
         double *losses
+        char *prob
+        char *hessian
+        Py_ssize_t pitch
 
     ctypedef struct ag_dense_columns:
         double kept

@@ -22,7 +22,7 @@ from cross_entropy_oracles import (
     same_bits,
 )
 from hypothesis import given
-from samples import DTYPES
+from samples import DTYPES, assert_identical
 
 import ascend_grad as ag
 
@@ -90,6 +90,46 @@ def test_threads_and_layouts_have_equal_bits(shape, axis, dtype, cpu_engine):
         ]
         assert same_bits(results)
         assert results[0].input_grad.tobytes() == ag.cross_entropy(**arguments | {"outputs": ()}).input_grad.tobytes()
+
+
+@pytest.mark.parametrize("classes", [1, 2, 3, 5, 8, 17, 31, 32, 33])
+def test_columns_have_the_bits_of_rows(classes, dtype, cpu_engine):
+    """Few classes are computed by columns, and a single row as a row."""
+    options_of_columns = (
+        {},
+        {"token_weight": "rows", "class_weight": "classes"},
+        {"label_smoothing": 0.1, "token_weight": "rows", "temperature": 0.7},
+        {"class_weight": "classes", "grad_loss": -2.0},
+        {"return_grad": False},
+    )
+    special = [np.inf, 60, -np.inf, np.nan, 0, -60, 500, 1, 0, 0]
+    for number, options in enumerate(options_of_columns):
+        for shape, axis in (((530, classes), -1), ((3, classes, 90), 1)):
+            key = "columns", number
+            arguments = random_arguments(key, shape, axis, dtype, options={**options, "reduction": "sum"})
+            rows = np.moveaxis(arguments["input"], axis, -1).reshape(-1, classes)
+            rows[:10, 0], rows[10:20, -1] = special, special
+            arguments["input"] = np.moveaxis(rows.reshape(np.moveaxis(arguments["input"], axis, -1).shape), -1, axis)
+            for name in ("token_weight", "class_weight"):
+                if name in arguments:
+                    arguments[name].reshape(-1)[::3] = 0
+            each = [
+                cpu_engine.call(
+                    "cross_entropy",
+                    **arguments
+                    | {"input": rows[i : i + 1], "axis": -1, "outputs": BOTH}
+                    | {n: arguments[n].reshape(-1)[i : i + 1] for n in ("target", "token_weight") if n in arguments},
+                )
+                for i in range(30)
+            ]
+            for layout in LAYOUTS:
+                given = arguments | {"input": in_layout(arguments["input"], layout)}
+                for outputs in (BOTH, ("prob",), ("hessian_diag",)):
+                    found = cpu_engine.call("cross_entropy", **given, outputs=outputs, num_threads=3)
+                    for name in (*outputs, "input_grad") if options.get("return_grad", True) else outputs:
+                        result = np.moveaxis(getattr(found, name), axis, -1).reshape(-1, classes)
+                        right = np.concatenate([getattr(row, name) for row in each])
+                        assert_identical(result[:30], right)
 
 
 def test_they_are_written_before_a_gradient_in_place(dtype):

@@ -202,6 +202,49 @@ AG_NOINLINE K(lane_sums) K(loss_load_weights)(const ag_single_target_columns *p,
     return K(loss_load_lanes)(weights, VL);
 }
 
+/* Return the numbers of the Hessian's diagonal, as `set_curvature` of _cross_entropy_finish.pyx computes them, where a gradient
+ * without targets has the exponentials times `factor`. All are 0 where it is 0. */
+AG_INLINE K(quadratic) K(loss_curvature)(const K(lane_sums) *factor, const K(lane_sums) *rest, double inverse)
+{
+    const f64v none = {0};
+    K(lane_sums) first = {0}, second = {0}, at_one = {0};
+#define AG_CURVE(half)                                                                                                 \
+    do {                                                                                                               \
+        const f64v reciprocal = 1.0 / (1.0 + rest->half), a = factor->half * (1.0 + rest->half) * inverse;             \
+        const i64v is_zero = factor->half == 0;                                                                        \
+        first.half = v_f64_select(is_zero, none, a * reciprocal);                                                      \
+        second.half = v_f64_select(is_zero, none, (0.0 - a) * reciprocal * reciprocal);                                \
+        at_one.half = v_f64_select(is_zero, none, reciprocal * (a * (rest->half * reciprocal) + 0.0));                 \
+    } while (0);
+    AG_FOR_HALVES(AG_CURVE)
+#undef AG_CURVE
+    return (K(quadratic)){K(to_compute_type)(&first), K(to_compute_type)(&second), K(to_compute_type)(&at_one), {0}, {0}};
+}
+
+/* Return the numbers of the probabilities. They are 0 in ignored columns, whose targets are negative. */
+AG_INLINE K(quadratic) K(loss_probability)(const K(lane_sums) *rest, V target)
+{
+    const V none = {0};
+    K(lane_sums) reciprocal = {0};
+#define AG_INVERT(half) reciprocal.half = 1.0 / (1.0 + rest->half);
+    AG_FOR_HALVES(AG_INVERT)
+#undef AG_INVERT
+    const V p = V_(select)(target < 0, none, K(to_compute_type)(&reciprocal));
+    return (K(quadratic)){p, none, p, none, none};
+}
+
+/* Write results of a strip from its exponentials. */
+AG_INLINE void K(strip_quadratic)(const int vectors, ptrdiff_t n, const V *cached, const K(quadratic) *numbers, char *to,
+                                  ptrdiff_t pitch, ptrdiff_t width)
+{
+    for (ptrdiff_t k = 0; k < n; k++) {
+        V value[4] = {{0}};
+        AG_UNROLL(4)
+        for (int j = 0; j < vectors; j++) value[j] = K(quadratic_value)(cached[k * vectors + j], &numbers[j]);
+        K(store_columns)(vectors, to + k * pitch, width, 0, value);
+    }
+}
+
 AG_INLINE void K(loss_single_target_strip)(const ag_single_target_columns *p, const int vectors, const ag_tile *tile,
                                            ptrdiff_t c, ptrdiff_t width, int nontemporal)
 {
@@ -215,11 +258,13 @@ AG_INLINE void K(loss_single_target_strip)(const ag_single_target_columns *p, co
     V cached[AG_STRIP_ROWS(VL) * vectors];
     const int has_weights = p->class_weight || p->token_weight;
     K(lane_sums) rest[4], deficit[4], weight[4];
+    K(quadratic) probability[4], curvature[4];
     K(strip_statistics)(vectors, tile, a, width, scale, max, cached, rest);
     AG_UNROLL(4)
     for (int j = 0; j < vectors; j++) {
         deficit[j] = (K(lane_sums)){0};
         target[j] = K(loss_load_targets)(p, c + j * VL, width);
+        if (p->prob) probability[j] = K(loss_probability)(&rest[j], target[j]);
         if (has_weights) weight[j] = K(loss_load_weights)(p, c + j * VL, width, &target[j]);
     }
     if (p->smoothing != 0) {
@@ -263,10 +308,13 @@ AG_INLINE void K(loss_single_target_strip)(const ag_single_target_columns *p, co
         results.at_target.low = AG_ROUND(results.at_target.low);
         results.at_target.high = AG_ROUND(results.at_target.high);
 #endif
+        if (p->hessian) curvature[j] = K(loss_curvature)(&results.factor, &rest[j], p->inverse);
         factor[j] = K(to_compute_type)(&results.factor);
         smoothed[j] = K(to_compute_type)(&difference);
         at_target[j] = K(to_compute_type)(&results.at_target);
     }
+    if (p->prob) K(strip_quadratic)(vectors, tile->n, cached, probability, p->prob + c * AG_SIZE, p->pitch, width);
+    if (p->hessian) K(strip_quadratic)(vectors, tile->n, cached, curvature, p->hessian + c * AG_SIZE, p->pitch, width);
     if (!p->return_grad) return;
     for (ptrdiff_t k = 0; k < tile->n; k++) {
         char *out = tile->out + k * tile->out_stride + c * AG_SIZE;

@@ -214,6 +214,9 @@ typedef struct {
     double grad, inverse;       /* the upstream gradient, and the reciprocal temperature */
     int return_grad;            /* whether the gradient is written */
     double *losses;
+    /* Results of the tile's shape, in its dtype: probabilities and the Hessian's diagonal. NULL: not requested. */
+    char *prob, *hessian;
+    ptrdiff_t pitch;            /* bytes between rows of `prob` and `hessian` */
 } ag_single_target_columns;
 
 /* Columns with dense targets and no other term of the loss: arguments and results of `dense_strips`. */
