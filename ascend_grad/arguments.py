@@ -92,7 +92,11 @@ def sparse_rows(value: object, name: str, operator: str) -> SparseRows | None:
     """Return an argument that is a sparse array as its rows, or None."""
     from . import sparse_arrays  # few calls need it
 
-    return sparse_arrays.SparseRows(value, name, operator) if sparse_arrays.is_sparse(value) else None
+    if not sparse_arrays.is_sparse(value):
+        return None
+    for part in ("data", "indices", "indptr"):
+        check_class(type(getattr(value, part, None)), f"{name}.{part}", operator)
+    return sparse_arrays.SparseRows(value, name, operator)
 
 
 def _check_dense(value: object, name: str, operator: str | None) -> None:

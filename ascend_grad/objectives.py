@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ._dtypes import FLOATING_DTYPES
-from .arguments import converted, integer, real_number
+from .arguments import converted, integer, real_number, sparse_rows
 from .arrays import native
 from .errors import ParamInvalidError, ParamTypeError
 from .operators.losses import cross_entropy, linear_cross_entropy
 from .operators.second_order import linear_cross_entropy_hvp
-from .sparse_arrays import SparseRows, is_sparse
+from .sparse_arrays import is_sparse
 
 __all__ = ["lightgbm_softmax", "scipy_multinomial", "xgboost_softmax"]
 
@@ -268,7 +268,7 @@ class scipy_multinomial:
         is_taken = features.dtype.newbyteorder("=") in (np.float32, np.float64)
         self._features = features if is_taken else features.astype(np.float64)
         if is_sparse(X):
-            SparseRows(self._features, "X", name)  # checks the format
+            sparse_rows(self._features, "X", name)  # checks the format
         self._row_weight = _row_weights(name, "sample_weight", sample_weight, rows)
         self._total = float(rows if self._row_weight is None else self._row_weight.sum(dtype=np.float64))
         if not self._total > 0:

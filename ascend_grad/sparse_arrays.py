@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._dtypes import FLOATING_DTYPES
-from .arguments import check_class
 from .errors import ParamInvalidError, ParamTypeError
 
 #: The number of elements that no array of float64 has.
@@ -48,8 +47,6 @@ class SparseRows:
         ):
             message = f"{name}: expected a sparse array with vectors as data, indices and indptr, got other objects"
             raise ParamTypeError(message, operator=operator)
-        for part, each in zip(("data", "indices", "indptr"), parts):
-            check_class(type(each), f"{name}.{part}", operator)
         data, indices, indptr = map(np.asarray, parts)  # without the class of memory-mapped arrays
         dtype = data.dtype.newbyteorder("=")
         self.has_integers = dtype.kind in "biu"

@@ -99,9 +99,9 @@ def cross_entropy(
         The gradient with respect to `input`: `out`, or a new array of its shape and dtype, and of its axis order as in
         `softmax_backward`.
     lse, log_prob, entropy, predicted, correct : ndarray
-        The requested outputs. Outputs that are not requested are None, and no fields of the tuple. All but the last
-        have a number for each row, and that of an ignored row is 0, or -1 for `predicted`. `log_prob` has the shape of
-        `target`: with `target_prob`, K numbers for each row. `predicted` is the class of the largest logit, int64, the
+        The requested outputs. Outputs that are not requested are None, and no fields of the tuple. `lse`,
+        `entropy` and `predicted` have a number for each row, `log_prob` has one for each target. Those of an ignored
+        row are 0, or -1 for `predicted`. `predicted` is the class of the largest logit, int64, the
         lowest one of several. `correct` is the number of rows with ``predicted == target``, shape (); it is refused
         with `target_prob`. Both `log_prob` and `correct` are refused with probabilities of all classes. Floating
         outputs have the dtype of the loss. `lse` is infinite if a logit is positive infinite, or if all are negative

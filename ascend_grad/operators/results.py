@@ -124,7 +124,8 @@ class LossResult(tuple[Array, ...], metaclass=ABCMeta):
     is a class of named tuples for each sequence of fields; this class is their abstract base, so that
     ``isinstance(result, LossResult)`` is True for all.
 
-    Numbers are float32, or float64 if the input is float64. Integers are int64.
+    Numbers of rows are float32, or float64 if the input is float64. Integers are int64. Results of the shape of an
+    argument have its dtype.
     """
 
     #: The loss, shape () for a mean or a sum, otherwise one number for each row.

@@ -153,14 +153,16 @@ def linear_cross_entropy_hvp(
     the input adds :math:`Y W^T` to the products that are multiplied, and :math:`G^T Y` to the weight's part, with the
     gradient :math:`G` with respect to the logits. The input's part is then :math:`P W + G V`.
 
-    Up to 64 classes, a block has a few hundred rows, which stay in the caches, unless targets are probabilities of all
-    classes or there is an argument among `vector_input`, `lse_square_scale`, `softcap` and temperatures of rows. In
-    other cases the logits of a block take at most about 2 MiB, or as much memory as the weight in the dtype of sums.
-    The sums take as much again, and in float64.
+    Up to 64 classes and with more rows than classes, a block has a few hundred rows, which stay in the caches, unless
+    targets are probabilities of all classes or there is an argument among `vector_input`, `lse_square_scale`, `softcap`
+    and temperatures of rows. In other cases the logits, their changes and :math:`P` of a block together take at most
+    about 2 MiB, or as much memory as the weight in the dtype of sums, or what 128 rows take, but not more than 32 MiB.
+    The sums take as much as the weight again, and in float64. `workspace_size` returns the bound of a call. In 16 bits,
+    :math:`P` is rounded as the softmax of a gradient is.
 
     A product with a sparse `input` takes time in proportion to the nonzeros, and no dense copy of it. Weight and vector
-    are copied once, transposed, and the product is computed in a third copy. Elements that are not stored multiply
-    nothing, neither a vector nor a :math:`P` that is infinite or NaN. In a dense input, 0 times infinity is NaN.
+    are copied once, transposed. Each part of the rows, of which there are at most eight, computes the product in
+    another copy, and for float32 also in float64. Elements that are not stored multiply nothing, neither a vector nor a :math:`P` that is infinite or NaN. In a dense input, 0 times infinity is NaN.
 
     Examples
     --------

@@ -1,5 +1,7 @@
 cimport numpy as cnp
 
+from ascend_grad._kernels cimport ag_dim, ag_variant
+
 
 ctypedef struct View:
     # A strided array without a Python object. Shape and strides are stored by the array that was viewed.
@@ -25,3 +27,6 @@ cdef inline View matrix_view(
 cdef View view_of(cnp.ndarray array) noexcept
 cdef Py_ssize_t size_of(const View *view) noexcept nogil
 cdef bint is_addressable(const View *view) noexcept nogil
+cdef void copy_3d(
+    ag_variant variant, char *to, const char *source, ag_dim x, ag_dim y, ag_dim z, int itemsize, bint swapped
+) noexcept nogil

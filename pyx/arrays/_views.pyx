@@ -6,6 +6,7 @@ from libc.string cimport memset
 cimport numpy as cnp
 
 from ascend_grad._dtypes cimport dtype_of
+from ascend_grad._kernels cimport ag_copy_3d, ag_dim, ag_variant
 
 cnp.import_array()
 
@@ -69,3 +70,10 @@ cdef bint is_addressable(const View *view) noexcept nogil:
         if view.strides[axis] < 0:
             below += length * step
     return below <= address and reach - below <= UINTPTR_MAX - address
+
+
+cdef void copy_3d(
+    ag_variant variant, char *to, const char *source, ag_dim x, ag_dim y, ag_dim z, int itemsize, bint swapped
+) noexcept nogil:
+    """Copy a block of three dimensions, given in any order. Modules share this copy of the function in strided.h."""
+    ag_copy_3d(variant, to, source, x, y, z, itemsize, swapped)

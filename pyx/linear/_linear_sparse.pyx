@@ -33,7 +33,6 @@ from ascend_grad._cross_entropy_tasks cimport run_phases
 from ascend_grad._kernels cimport (
     AG_FLOAT64,
     AG_SUM_LANES,
-    ag_copy_3d,
     ag_dim,
     ag_fpenv,
     ag_fpenv_enter,
@@ -58,7 +57,7 @@ from ascend_grad._loss_options cimport (
 from ascend_grad._memory cimport ALIGNMENT, SIZE_LIMIT, Arena, arena_alloc, ceil_div
 from ascend_grad._rowwise_plan cimport B, Problem, describe
 from ascend_grad._tasks cimport Team
-from ascend_grad._views cimport View
+from ascend_grad._views cimport copy_3d, View
 
 cdef enum:
     BLOCK_BYTES = 1 << 20             # bytes of the nonzeros and the logits of a block, about, which then stay in L2
@@ -162,18 +161,23 @@ cdef inline bint has_vector(const SparseLoss *s) noexcept nogil:
     return s.vector.data != NULL
 
 
+cdef inline double products_of(const SparseLoss *s) noexcept nogil:
+    """Return the number of products with the nonzeros: logits, their changes along a vector, and sums."""
+    return 1 + has_vector(s) + (s.weight_grad.data != NULL)
+
+
 cdef double time_of_nonzeros(const SparseLoss *s) noexcept nogil:
     """Return the estimated nanoseconds of all products with nonzeros on one thread."""
-    cdef double products = 1 + has_vector(s) + (s.weight_grad.data != NULL)
     cdef double lines = 1 + <double>s.pitch * s.itemsize / 64
-    return products * NS_OF_NONZERO * lines * s.nonzeros
+    return products_of(s) * NS_OF_NONZERO * lines * s.nonzeros
 
 
 cdef double sparse_cost(const SparseLoss *s) noexcept nogil:
     """Return the estimated nanoseconds on one thread."""
-    cdef double passes = 1 + has_vector(s), products = passes + (s.weight_grad.data != NULL)
-    cdef double vocab = s.weight.shape[0]
-    return time_of_nonzeros(s) + products * NS_OF_WEIGHT * vocab * s.x.features + passes * NS_OF_LOGIT * vocab * s.rows
+    cdef double passes = 1 + has_vector(s), vocab = s.weight.shape[0]
+    return (
+        time_of_nonzeros(s) + products_of(s) * NS_OF_WEIGHT * vocab * s.x.features + passes * NS_OF_LOGIT * vocab * s.rows
+    )
 
 
 cdef int expected_sparse_threads(const SparseLoss *s, int asked) noexcept nogil:
@@ -181,10 +185,15 @@ cdef int expected_sparse_threads(const SparseLoss *s, int asked) noexcept nogil:
     return _threads.expected_threads(sparse_cost(s), asked)
 
 
+cdef void set_pitch(SparseLoss *s) noexcept nogil:
+    """Set the kernels, and what they prescribe of transposed matrices."""
+    s.kernels, s.itemsize = kernels_for(s.dtype), ag_itemsize[<int>s.dtype]
+    s.pitch = s.kernels.sparse_pitch(s.weight.shape[0])
+
+
 cdef int choose_sparse_threads(SparseLoss *s, int asked) noexcept nogil:
     """Choose the number of threads of a call. `asked` is the caller's number, or 0 for the default."""
-    s.itemsize = ag_itemsize[<int>s.dtype]
-    s.pitch = kernels_for(s.dtype).sparse_pitch(s.weight.shape[0])
+    set_pitch(s)
     return _threads.choose_num_threads(sparse_cost(s), asked)
 
 
@@ -323,8 +332,8 @@ cdef void prepare_sparse(SparseLoss *s, Py_ssize_t workspace_bytes, int threads)
     A `workspace_bytes` of 0 stands for the default. `threads` is the number of threads of the team. Parts and blocks, on which
     bits depend, fit the workspace with one thread. Then the team has as many threads as fit it, too.
     """
-    s.kernels, s.itemsize, s.threads = kernels_for(s.dtype), ag_itemsize[<int>s.dtype], 1
-    s.pitch = s.kernels.sparse_pitch(s.weight.shape[0])
+    set_pitch(s)
+    s.threads = 1
     s.fold_rows = fold_rows(s.dtype, s.rows, s.x.features, s.nonzeros, s.weight_grad.data != NULL)
     s.parts = choose_parts(s)
     choose_block(s)
@@ -356,7 +365,7 @@ cdef void transpose_features(
     features.length, features.to, features.from_ = count, line, matrix.strides[1]
     if s.pitch > matrix.shape[0]:
         memset(to + first * line, 0, count * line)
-    ag_copy_3d(
+    copy_3d(
         _cpu.active(), to + first * line, matrix.data + first * matrix.strides[1], one, classes, features, s.itemsize,
         matrix.swapped
     )
@@ -432,7 +441,7 @@ cdef void write_weight_grad(const void *context, Py_ssize_t task, int thread) no
         merge_sums(s, <double *>sums, first, features.length)
     elif s.dtype != AG_FLOAT64 and (s.each != NULL or s.totals != NULL):
         merge_sums(s, <float *>sums, first, features.length)
-    ag_copy_3d(
+    copy_3d(
         _cpu.active(), s.weight_grad.data + first * s.weight_grad.strides[1], sums + first * line, one, classes,
         features, s.itemsize, False
     )

@@ -9,9 +9,10 @@ from libc.string cimport memset
 
 from ascend_grad._cross_entropy_finish cimport bend_of
 from ascend_grad._cross_entropy_rows cimport CrossEntropy, Rows, bends
-from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_convert, ag_copy_3d, ag_dim
+from ascend_grad._kernels cimport AG_FLOAT32, AG_FLOAT64, ag_convert, ag_dim
 from ascend_grad._rowwise_kernels cimport ag_loss_quadratic, ag_loss_rows, ag_single_target_columns, ag_tile
 from ascend_grad._rowwise_plan cimport A, Operand
+from ascend_grad._views cimport copy_3d
 
 cdef enum:
     SEGMENT = 256                     # elements of a row that are converted together
@@ -154,7 +155,7 @@ cdef void transpose_columns(
     one.length, one.to, one.from_ = 1, 0, 0
     classes.length, classes.to, classes.from_ = x.s.p.n, itemsize, pitch
     along.length, along.to, along.from_ = count, row_bytes, itemsize
-    ag_copy_3d(
+    copy_3d(
         x.s.variant, rows + number * row_bytes, columns + first * itemsize, one, classes, along, itemsize, False
     )
 

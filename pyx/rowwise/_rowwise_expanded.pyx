@@ -7,7 +7,6 @@ from ascend_grad._kernels cimport (
     AG_FLOAT32,
     AG_FLOAT64,
     ag_convert,
-    ag_copy_3d,
     ag_dim,
     ag_dtype,
     ag_fpenv,
@@ -18,6 +17,7 @@ from ascend_grad._kernels cimport (
 )
 from ascend_grad._memory cimport Arena, arena_alloc
 from ascend_grad._rowwise_plan cimport OPERANDS, Operand, Problem
+from ascend_grad._views cimport copy_3d
 
 cdef enum:
     SEGMENT = 256                     # elements that are converted together
@@ -53,7 +53,7 @@ cdef void expand_row(const Operand *source, const Operand *row, Py_ssize_t n, ag
         elements.length = min(<Py_ssize_t>SEGMENT, n - begin)
         to = row.data + begin * row.itemsize
         copied = to if source.dtype == row.dtype else <char *>values
-        ag_copy_3d(
+        copy_3d(
             variant, copied, source.data + begin * source.dim_stride, one, one, elements, source.itemsize,
             source.swapped
         )

@@ -17,7 +17,6 @@ from ascend_grad._kernels cimport (
     AG_FLOAT32,
     AG_FLOAT64,
     ag_convert,
-    ag_copy_3d,
     ag_dim,
     ag_dtype,
     ag_fpenv,
@@ -67,6 +66,7 @@ from ascend_grad._rowwise_kernels cimport (
     ag_tile,
 )
 from ascend_grad._tasks cimport Team
+from ascend_grad._views cimport copy_3d
 from ascend_grad.status cimport BAD_ALLOC, SUCCESS, Status
 
 cdef enum:
@@ -119,11 +119,11 @@ cdef void copy_rows(const Problem *p, int which, char *rows, bint to_operand, ag
     while row < p.rows:
         at = operand.data + offset_of(p, operand, row)
         if to_operand:
-            ag_copy_3d(
+            copy_3d(
                 variant, at, rows, reverse(outer), reverse(inner), reverse(elements), operand.itemsize, operand.swapped
             )
         else:
-            ag_copy_3d(variant, rows, at, outer, inner, elements, operand.itemsize, operand.swapped)
+            copy_3d(variant, rows, at, outer, inner, elements, operand.itemsize, operand.swapped)
         rows += block * inner.to
         row += block
 
@@ -613,12 +613,12 @@ cdef void copy_box(
             to += rest % dims[i].length * dims[i].to
             rest //= dims[i].length
         if to_operand:
-            ag_copy_3d(
+            copy_3d(
                 s.variant, at + from_, dense + to, reverse(outer), reverse(inner), reverse(elements), operand.itemsize,
                 operand.swapped
             )
         else:
-            ag_copy_3d(s.variant, dense + to, at + from_, outer, inner, elements, operand.itemsize, operand.swapped)
+            copy_3d(s.variant, dense + to, at + from_, outer, inner, elements, operand.itemsize, operand.swapped)
 
 
 cdef inline ag_dim reverse(ag_dim dim) noexcept nogil:

@@ -258,13 +258,15 @@ AG_INLINE void K(loss_single_target_strip)(const ag_single_target_columns *p, co
     V cached[AG_STRIP_ROWS(VL) * vectors];
     const int has_weights = p->class_weight || p->token_weight;
     K(lane_sums) rest[4], deficit[4], weight[4];
-    K(quadratic) probability[4], curvature[4];
+    V entry[4] = {none}; /* of the target, also in columns of weight 0 */
+    K(lane_sums) wide_factor[4];
+    K(quadratic) numbers[4];
     K(strip_statistics)(vectors, tile, a, width, scale, max, cached, rest);
     AG_UNROLL(4)
     for (int j = 0; j < vectors; j++) {
         deficit[j] = (K(lane_sums)){0};
         target[j] = K(loss_load_targets)(p, c + j * VL, width);
-        if (p->prob) probability[j] = K(loss_probability)(&rest[j], target[j]);
+        entry[j] = target[j];
         if (has_weights) weight[j] = K(loss_load_weights)(p, c + j * VL, width, &target[j]);
     }
     if (p->smoothing != 0) {
@@ -308,13 +310,21 @@ AG_INLINE void K(loss_single_target_strip)(const ag_single_target_columns *p, co
         results.at_target.low = AG_ROUND(results.at_target.low);
         results.at_target.high = AG_ROUND(results.at_target.high);
 #endif
-        if (p->hessian) curvature[j] = K(loss_curvature)(&results.factor, &rest[j], p->inverse);
+        wide_factor[j] = results.factor;
         factor[j] = K(to_compute_type)(&results.factor);
         smoothed[j] = K(to_compute_type)(&difference);
         at_target[j] = K(to_compute_type)(&results.at_target);
     }
-    if (p->prob) K(strip_quadratic)(vectors, tile->n, cached, probability, p->prob + c * AG_SIZE, p->pitch, width);
-    if (p->hessian) K(strip_quadratic)(vectors, tile->n, cached, curvature, p->hessian + c * AG_SIZE, p->pitch, width);
+    if (p->prob) {
+        AG_UNROLL(4)
+        for (int j = 0; j < vectors; j++) numbers[j] = K(loss_probability)(&rest[j], entry[j]);
+        K(strip_quadratic)(vectors, tile->n, cached, numbers, p->prob + c * AG_SIZE, p->pitch, width);
+    }
+    if (p->hessian) {
+        AG_UNROLL(4)
+        for (int j = 0; j < vectors; j++) numbers[j] = K(loss_curvature)(&wide_factor[j], &rest[j], p->inverse);
+        K(strip_quadratic)(vectors, tile->n, cached, numbers, p->hessian + c * AG_SIZE, p->pitch, width);
+    }
     if (!p->return_grad) return;
     for (ptrdiff_t k = 0; k < tile->n; k++) {
         char *out = tile->out + k * tile->out_stride + c * AG_SIZE;
