@@ -162,7 +162,8 @@ def linear_cross_entropy_hvp(
 
     A product with a sparse `input` takes time in proportion to the nonzeros, and no dense copy of it. Weight and vector
     are copied once, transposed. Each part of the rows, of which there are at most eight, computes the product in
-    another copy, and for float32 also in float64. Elements that are not stored multiply nothing, neither a vector nor a :math:`P` that is infinite or NaN. In a dense input, 0 times infinity is NaN.
+    another copy, and for float32 also in float64. Elements that are not stored multiply nothing, neither a vector nor a
+    :math:`P` that is infinite or NaN. In a dense input, 0 times infinity is NaN.
 
     Examples
     --------

@@ -98,7 +98,7 @@ def completed(options: Mapping[str, Any], defaults: dict[str, Any], function: st
         name = next(each for each in options if each not in defaults)
         message = f"{function}() got an unexpected keyword argument {name!r}"
         close = get_close_matches(name, defaults, 1, 0.8) or [each for each in defaults if each.endswith(f"_{name}")]
-        raise TypeError(f"{message}. Did you mean {' or '.join(map(repr, close))}?" if close else message)
+        raise TypeError(f"{message}. Did you mean {' or '.join(map(repr, sorted(close)))}?" if close else message)
     return values
 
 

@@ -384,7 +384,7 @@ SITUATIONS = {
     ),
     "the end of two options' names": Refusal(
         lambda d: cross_entropy(TARGET, weight=1.0)(d),
-        r"argument 'weight'. Did you mean 'token_weight' or 'class_weight'\?$",
+        r"argument 'weight'. Did you mean 'class_weight' or 'token_weight'\?$",
         ("jax", "dask"),
         TypeError,
     ),

@@ -93,7 +93,9 @@ def test_labels_outside_of_the_classes_are_refused(objective, label):
     """The label that losses ignore by default is refused, too."""
     y, scores, _ = problem()
     y[3] = label
-    with pytest.raises(ag.ParamInvalidError, match=rf"^{objective.__name__}: y_true: expected .* \[0, {K}\), got {float(label)}$"):
+    with pytest.raises(
+        ag.ParamInvalidError, match=rf"^{objective.__name__}: y_true: expected .* \[0, {K}\), got {float(label)}$"
+    ):
         objective(y, scores)
 
 
@@ -107,7 +109,9 @@ def test_what_is_refused(objective):
             objective(y, scores, weight)
 
     for wrong in (0.5, np.nan, np.inf, -(2**62) - 1):
-        check(ag.ParamInvalidError, r"y_true: expected integer classes in \[0, ", y=np.where(np.arange(len(y)), y, wrong))
+        check(
+            ag.ParamInvalidError, r"y_true: expected integer classes in \[0, ", y=np.where(np.arange(len(y)), y, wrong)
+        )
     check(ag.ParamInvalidError, "y_true: expected .* got shape", y=y[:-1])
     for wrong in (None, y.astype(str)):
         check(ag.ParamTypeError, "y_true: expected", y=wrong)

@@ -170,7 +170,9 @@ def test_refused_options(options):
 
 
 def test_labels_beyond_the_classes_are_refused():
-    with pytest.raises(ag.ParamInvalidError, match=r"^scipy_multinomial: y: expected integer classes in \[0, 2\), got 2$"):
+    with pytest.raises(
+        ag.ParamInvalidError, match=r"^scipy_multinomial: y: expected integer classes in \[0, 2\), got 2$"
+    ):
         scipy_multinomial(np.zeros((3, 2)), [0, 1, 2], n_classes=2)
 
 

@@ -107,7 +107,10 @@ def test_a_warm_start(classes, fit_intercept):
     with pytest.raises(ValueError, match=f"warm_start: .* {classes} classes and 6 features"):
         model.fit(X[:, :6], y)
     predicted = model.fit(X, y).predict(X)
-    for wrong, message in ((np.arange(len(y)) % 3, "warm_start: .* 3 classes and 7 features"), (0 * y, "got one class")):
+    for wrong, message in (
+        (np.arange(len(y)) % 3, "warm_start: .* 3 classes and 7 features"),
+        (0 * y, "got one class"),
+    ):
         with pytest.raises(ValueError, match=message):
             model.fit(X, wrong)
         np.testing.assert_array_equal(model.predict(X), predicted)  # still those of the last fit

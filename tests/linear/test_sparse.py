@@ -296,7 +296,6 @@ def test_integers_take_the_dtype_of_the_weight():
             ag.linear_cross_entropy(**sparse(call | {"input": (counts > 0).astype(dtype)}), backend="cpu"),
         )
 
-
     with pytest.raises(ag.ParamTypeError, match="weight: expected float32 or float64 with a sparse input of integers"):
         ag.linear_cross_entropy(**sparse(call | {"input": counts, "weight": call["weight"].astype(np.float16)}))
     masked = scipy.sparse.csr_array(counts.astype(float))
