@@ -74,8 +74,9 @@ def xgboost_softmax(y_true: Any, y_pred: Any, sample_weight: ArrayLike | None = 
     _, grad, hess = cross_entropy(
         scores, labels, reduction="sum", token_weight=weight, ignore_index=_NO_LABEL, outputs=("hessian_diag",)
     )
-    hess *= 2
-    return grad, np.maximum(hess, _XGBOOST_MIN_HESSIAN, out=hess)
+    with np.errstate(all="ignore"):
+        hess *= 2
+        return grad, np.maximum(hess, _XGBOOST_MIN_HESSIAN, out=hess)
 
 
 def lightgbm_softmax(y_true: Any, y_pred: Any, weight: ArrayLike | None = None) -> tuple[NDArray, NDArray]:
@@ -101,8 +102,8 @@ def lightgbm_softmax(y_true: Any, y_pred: Any, weight: ArrayLike | None = None) 
     -------
     grad, hess : ndarray of float32, shape (n_samples, n_classes)
         With the probabilities :math:`p` of a row of weight :math:`r` and :math:`K` classes they are
-        :math:`r (p_v - [v = y])` and :math:`r p_v (1 - p_v) K / (K - 1)`, computed in the dtype of the scores and then
-        rounded. They are in Fortran order, which LightGBM takes without a copy.
+        :math:`r (p_v - [v = y])` and :math:`r p_v (1 - p_v) K / (K - 1)`, computed in the dtype of the scores, at least
+        in float32, and then rounded. They are in Fortran order, which LightGBM takes without a copy.
 
     Notes
     -----
@@ -118,6 +119,8 @@ def lightgbm_softmax(y_true: Any, y_pred: Any, weight: ArrayLike | None = None) 
     (array([[ 0.5, -0.5]], dtype=float32), array([[0.5, 0.5]], dtype=float32))
     """
     scores, labels, weight = _training_data("lightgbm_softmax", y_true, y_pred, "weight", weight)
+    if scores.dtype.itemsize == 2:
+        scores = scores.astype(np.float32)  # the results' dtype, whose range weights may need
     _, exact_grad, exact_hess = cross_entropy(
         scores, labels, reduction="sum", token_weight=weight, ignore_index=_NO_LABEL, outputs=("hessian_diag",)
     )
@@ -271,12 +274,12 @@ class scipy_multinomial:
             sparse_rows(self._features, "X", name)  # checks the format
         self._row_weight = _row_weights(name, "sample_weight", sample_weight, rows)
         self._total = float(rows if self._row_weight is None else self._row_weight.sum(dtype=np.float64))
-        if not self._total > 0:
-            message = f"sample_weight: expected a sum above 0, got {self._total}"
+        if not 0 < self._total < np.inf:
+            message = f"sample_weight: expected a finite sum above 0, got {self._total}"
             raise ParamInvalidError(message, operator=name)
         self._l2 = real_number(l2, "l2", name)
-        if not self._l2 >= 0:
-            raise ParamInvalidError(f"l2: expected a number of at least 0, got {self._l2}", operator=name)
+        if not 0 <= self._l2 < np.inf:
+            raise ParamInvalidError(f"l2: expected a finite number of at least 0, got {self._l2}", operator=name)
         self._fitted_from = int(reference_class)  # the first class with coefficients
         self._shape = classes, features.shape[1]
         self._fit_intercept, self._num_threads = fit_intercept, num_threads
@@ -365,7 +368,7 @@ class scipy_multinomial:
         first, w = self._fitted_from, self._checked(w, "w")
         count = (classes - first) * features
         coef, intercept = np.zeros(self._shape, self._features.dtype), np.zeros(classes, self._features.dtype)
-        coef[first:] = w[:count].reshape(-1, features)
+        coef[first:] = w[:count].reshape(classes - first, features)
         if self._fit_intercept:
             intercept[first:] = w[count:]
         return coef, intercept

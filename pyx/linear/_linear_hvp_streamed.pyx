@@ -94,7 +94,8 @@ cdef void set_coefficients(
                 if target_at(o, k) != o.ignore_index:
                     kept += class_weight_of(o, target_at(o, k)) * (1 if o.target_prob == NULL else prob_at(o, k))
             smoothed = token_weight_of(o, row) * (grad_loss_of(o, row) / denominators[0])
-            kept *= smoothed * (1 - o.label_smoothing)
+            # Without an upstream gradient, as if the divisor is infinite, weights do not count.
+            kept = kept * smoothed * (1 - o.label_smoothing) if smoothed != 0 else 0
             smoothed *= o.label_smoothing / vocab
         set_number(present, row, o.is_double, is_present)
         set_number(

@@ -128,8 +128,10 @@ def test_weights_of_integers_and_of_zero(objective):
     y, scores, _ = problem()
     for one, other in zip(objective(y, scores, np.full(len(y), 3)), objective(y, scores, np.full(len(y), 3.0))):
         np.testing.assert_array_equal(one, other)
+    assert np.isfinite(lightgbm_softmax([0], np.zeros((1, 2), np.float16), np.array([3e5]))).all()
     scores[0] = np.inf
     with np.errstate(all="raise"):
+        objective(np.zeros(1), np.zeros((1, 2), np.float32), np.array([1e39]))
         grad, _ = objective(y, scores, np.arange(float(len(y))))
     assert not grad[0].any()
 

@@ -156,6 +156,8 @@ def test_refused(X, y, name):
         {"n_classes": 0},
         {"l2": -1},
         {"l2": np.nan},
+        {"l2": np.inf},
+        {"sample_weight": np.full(N, np.inf)},
         {"l2": "1"},
         {"sample_weight": np.zeros(N)},
         {"sample_weight": np.full(N, "1")},
@@ -167,6 +169,11 @@ def test_refused_options(options):
     X, y, _ = problem()
     with pytest.raises(ag.ParamInvalidError, match=f"^scipy_multinomial: {next(iter(options))}: expected"):
         scipy_multinomial(X, y, **options)
+
+
+def test_no_features():
+    found = scipy_multinomial(np.zeros((4, 0)), [0, 1, 0, 1])
+    assert found.fun(found.x0) == pytest.approx(np.log(2))
 
 
 def test_labels_beyond_the_classes_are_refused():

@@ -352,6 +352,7 @@ def test_class_weights_beyond_numbers(rows, backend):
     for unused in (np.inf, -np.inf, np.nan):
         assert_identical(call(class_weight=[1.0, 1, 1, unused]).weight_product, right)
     assert np.isfinite(call(class_weight=[1.0, 1e308, 1e308, 1e308]).weight_product).all()
+    assert_identical(call(class_weight=[np.inf, 1, 1, 1], reduction="mean").weight_product, np.zeros((4, 1)))
     nothing = call(class_weight=[0.0, 1, 1, 1]).weight_product
     assert_identical(nothing, np.zeros((4, 1)))
     x[0] = np.nan
