@@ -71,9 +71,7 @@ def xgboost_softmax(y_true: Any, y_pred: Any, sample_weight: ArrayLike | None = 
     (array([[ 1., -1.]]), array([[1., 1.]]))
     """
     scores, labels, weight = _training_data("xgboost_softmax", y_true, y_pred, "sample_weight", sample_weight)
-    _, grad, hess = cross_entropy(
-        scores, labels, reduction="sum", token_weight=weight, ignore_index=_NO_LABEL, outputs=("hessian_diag",)
-    )
+    grad, hess = _derivatives(scores, labels, weight)
     with np.errstate(all="ignore"):
         hess *= 2
         return grad, np.maximum(hess, _XGBOOST_MIN_HESSIAN, out=hess)
@@ -121,9 +119,7 @@ def lightgbm_softmax(y_true: Any, y_pred: Any, weight: ArrayLike | None = None) 
     scores, labels, weight = _training_data("lightgbm_softmax", y_true, y_pred, "weight", weight)
     if scores.dtype.itemsize == 2:
         scores = scores.astype(np.float32)  # the results' dtype, whose range weights may need
-    _, exact_grad, exact_hess = cross_entropy(
-        scores, labels, reduction="sum", token_weight=weight, ignore_index=_NO_LABEL, outputs=("hessian_diag",)
-    )
+    exact_grad, exact_hess = _derivatives(scores, labels, weight)
     classes = scores.shape[1]
     grad = np.empty(scores.shape, np.float32, order="F")
     hess = np.empty_like(grad)
@@ -131,6 +127,14 @@ def lightgbm_softmax(y_true: Any, y_pred: Any, weight: ArrayLike | None = None) 
         grad[...] = exact_grad
         np.multiply(exact_hess, classes / (classes - 1), out=hess, casting="same_kind")
     return grad, hess
+
+
+def _derivatives(scores: NDArray, labels: NDArray, weight: NDArray | None) -> tuple[NDArray, NDArray]:
+    """Return the gradient of the sum of the losses, and the diagonal of its Hessian."""
+    result = cross_entropy(
+        scores, labels, reduction="sum", token_weight=weight, ignore_index=_NO_LABEL, outputs=("hessian_diag",)
+    )
+    return result.input_grad, result.hessian_diag
 
 
 def _training_data(

@@ -129,7 +129,8 @@ cdef int run(
 ) except -1 nogil:
     """Compute the product in the workspace.
 
-    `coefficients`: those of `set_coefficients`. `bias`: NULL, or (2 V,) accumulators, which are added to logits and changes.
+    `coefficients` are the factors that `set_coefficients` sets. `bias` is NULL, or (2 V,) accumulators that are added to the
+    logits and their changes.
     """
     cdef Pass x
     cdef double cost = flops(plan) / RATE
@@ -175,7 +176,7 @@ cdef void stream_rows(const void *context, Py_ssize_t task, int thread) noexcept
     cdef char *partial = run.at.partial_sums + task * vocab * sums_pitch(plan) * acc
     cdef double *bias_sums = NULL
     memset(&chunk, 0, sizeof(chunk))
-    chunk.row_numbers, chunk.target, chunk.grad = numbers, &numbers[AG_MAX_STREAMED_STEP], coefficients  # `grad`: presence
+    chunk.row_numbers, chunk.target, chunk.grad = numbers, &numbers[AG_MAX_STREAMED_STEP], coefficients
     block.chunk.row_numbers, block.chunk.target, block.chunk.grad = chunk.row_numbers, chunk.target, chunk.grad
     memset(tile, 0, 2 * vocab * plan.pitch * acc)
     if run.p.bias_sums != NULL:
@@ -185,6 +186,7 @@ cdef void stream_rows(const void *context, Py_ssize_t task, int thread) noexcept
         block.chunk.rows = select_rows(&run.p.rows, &row, end, 0, plan.step, acc, &chunk)
         if not block.chunk.rows:
             break
+        # `select_rows` has copied the ones of the rows that are present.
         for i in range(block.chunk.rows):
             copy_number(coefficients, i, x.coefficients, numbers[i], acc)
         streamed = rows_of(&run.p.input, chunk.row_numbers, 0, block.chunk.rows)

@@ -127,7 +127,10 @@ cdef void store_full_columns(
     const CrossEntropy *x, const ag_single_target_columns *columns, Py_ssize_t count, Py_ssize_t number,
     const Py_ssize_t *numbers
 ) noexcept nogil:
-    """Copy the results of columns to those of rows. `numbers` has the numbers of the rows; NULL: they follow `number`."""
+    """Copy the results of columns, transposed, to the results of the rows of a call.
+
+    `numbers` has the number of each column's row in the call. If it is NULL, the rows follow row `number`.
+    """
     cdef Py_ssize_t first = 0, run
     if columns.prob == NULL and columns.hessian == NULL:
         return

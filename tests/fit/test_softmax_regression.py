@@ -113,7 +113,7 @@ def test_a_warm_start(classes, fit_intercept):
     ):
         with pytest.raises(ValueError, match=message):
             model.fit(X, wrong)
-        np.testing.assert_array_equal(model.predict(X), predicted)  # still those of the last fit
+        np.testing.assert_array_equal(model.predict(X), predicted)  # by the coefficients of the last fit
 
 
 def test_names_of_classes():
