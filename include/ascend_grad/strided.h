@@ -69,10 +69,10 @@ static AG_UNUSED int ag_longest_step(ag_variant variant, int itemsize, ptrdiff_t
 static AG_UNUSED void ag_copy_block(char *to, ptrdiff_t to_row, ptrdiff_t to_step, const char *from, ptrdiff_t from_row,
                                     ptrdiff_t from_step, ptrdiff_t rows, ptrdiff_t n, int itemsize, int swapped)
 {
-    /* The inner loop runs along the smaller stride of the side that is not contiguous. */
+    /* The inner loop runs along the smaller stride of the side that is not contiguous, and along a single row. */
     const int from_rows = from_step == itemsize;
     const ptrdiff_t row = from_rows ? to_row : from_row, step = from_rows ? to_step : from_step;
-    if ((row < 0 ? -row : row) < (step < 0 ? -step : step)) {
+    if (rows > 1 && (row < 0 ? -row : row) < (step < 0 ? -step : step)) {
         ag_copy_rows(AG_VARIANT_BASELINE, to, to_step, to_row, from, from_step, from_row, n, rows, itemsize, swapped);
     } else {
         ag_copy_rows(AG_VARIANT_BASELINE, to, to_row, to_step, from, from_row, from_step, rows, n, itemsize, swapped);
