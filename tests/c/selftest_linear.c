@@ -629,6 +629,8 @@ int main(int count, char **names)
             }
             test_skinny(variant, (ag_dtype)dtype, 1, AG_MAX_STREAMED_STEP, 3, 0);
             test_skinny(variant, (ag_dtype)dtype, 3, 301, 130, 1);
+            test_skinny(variant, (ag_dtype)dtype, 1, 9, 301, 0); /* results at all offsets from a multiple of a vector */
+            test_skinny(variant, (ag_dtype)dtype, 3, 10, 133, 0);
             test_skinny(variant, (ag_dtype)dtype, 12, 30, 1024, 0); /* rows that collide in a cache are copied */
             test_skinny(variant, (ag_dtype)dtype, 31, 9, 2048, 0);
             test_skinny(variant, (ag_dtype)dtype, AG_TERMS, AG_TERMS, 77, 0);
