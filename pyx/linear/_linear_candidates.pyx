@@ -25,6 +25,7 @@ from ascend_grad._linear_plan cimport (
     cut_features,
     cut_streamed,
     flops,
+    has_few_classes,
     logits_of_block,
     logits_of_pair,
     nbytes,
@@ -119,7 +120,7 @@ cdef Verdict logits_of_chunks_cached(
         rows -= kernels.mr
         if rows < MIN_ROWS_TO_CACHE_LOGITS:
             return UNFIT
-    if plan.chunks == 1:
+    if plan.chunks == 1 or has_few_classes(work) and plan.rows >= MIN_ROWS_TO_CACHE_LOGITS:
         return FINAL
     return POSSIBLE if plan.rows >= MIN_ROWS_TO_CACHE_LOGITS else UNFIT
 

@@ -108,6 +108,7 @@ cdef Work work_of(const Problem *p) noexcept nogil
 cdef Plan new_plan(
     const ag_linear_kernels *kernels, const Work *work, Py_ssize_t workspace, bint chunks_outside
 ) noexcept nogil
+cdef bint has_few_classes(const Work *work) noexcept nogil
 cdef Py_ssize_t preferred_rows(const Plan *plan) noexcept nogil
 cdef Py_ssize_t preferred_vocab(const Plan *plan) noexcept nogil
 cdef bint cut(Plan *plan, Py_ssize_t rows, Py_ssize_t vocab) noexcept nogil

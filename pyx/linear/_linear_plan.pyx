@@ -50,6 +50,11 @@ cdef Py_ssize_t UNIT_FEATURES_PER_ROW = 4
 cdef Py_ssize_t GATHERED_PANELS = 4
 # Most elements of P of a chunk and a block if one side is short. Such a P fits into most last-level caches.
 cdef Py_ssize_t P_ELEMENTS = 1 << 20
+# Most vocabulary entries that are packed again for each chunk at next to no cost. Measured.
+cdef Py_ssize_t FEW_CLASSES = 64
+# Most bytes of a chunk of few classes: packed rows and columns of X, and logits. More bytes leave L2, and their pages are
+# fresh in each call. Measured.
+cdef Py_ssize_t FEW_CLASSES_BYTES = 4 << 20
 # Cost of packing one element, in floating-point operations of the products. Measured.
 cdef double PACK_COST = 75.0
 # Cost of moving to the next row of a matrix while packing, in the same unit. Measured.
@@ -122,13 +127,23 @@ cdef Plan new_plan(
     return plan
 
 
+cdef bint has_few_classes(const Work *work) noexcept nogil:
+    """Return whether a chunk may pack the whole weight, so that short chunks cost no more than long ones."""
+    return work.vocab <= FEW_CLASSES
+
+
 # ---- cuts of the packed sweep ----------------------------------------------------------------------------------------
 
 cdef Py_ssize_t preferred_rows(const Plan *plan) noexcept nogil:
     """Return the rows of a chunk if memory is plenty. If the vocabulary is small, chunks are long."""
-    cdef Py_ssize_t rows = plan.work.rows, vocab = plan.work.vocab, most = CHUNK_ROWS
-    if rows > CHUNK_ROWS and vocab <= BLOCK_VOCAB:
-        most = max(most, P_ELEMENTS // align_up(vocab, plan.kernels.nr))
+    cdef Py_ssize_t rows = plan.work.rows, vocab = align_up(plan.work.vocab, plan.kernels.nr), most = CHUNK_ROWS
+    cdef Py_ssize_t bytes_of_row
+    if rows > CHUNK_ROWS and plan.work.vocab <= BLOCK_VOCAB:
+        most = max(most, P_ELEMENTS // vocab)
+    if has_few_classes(&plan.work):
+        bytes_of_row = min(times(2 * plan.kernels.element_size, plan.work.hidden), FEW_CLASSES_BYTES)
+        bytes_of_row += vocab * plan.kernels.acc_size
+        most = min(most, max(CHUNK_ROWS, FEW_CLASSES_BYTES // bytes_of_row))
     return align_up(min(rows, most), plan.kernels.mr)
 
 
