@@ -52,8 +52,8 @@ cdef Py_ssize_t GATHERED_PANELS = 4
 cdef Py_ssize_t P_ELEMENTS = 1 << 20
 # Most vocabulary entries that are packed again for each chunk at next to no cost. Measured.
 cdef Py_ssize_t FEW_CLASSES = 64
-# Most bytes of a chunk of few classes: packed rows and columns of X, and logits. More bytes leave L2, and their pages are
-# fresh in each call. Measured.
+# Bytes of a chunk of few classes (packed rows and columns of X, and logits) that it may have beyond CHUNK_ROWS rows. The pages
+# of more bytes are fresh in each call. Measured.
 cdef Py_ssize_t FEW_CLASSES_BYTES = 4 << 20
 # Cost of packing one element, in floating-point operations of the products. Measured.
 cdef double PACK_COST = 75.0
@@ -135,7 +135,10 @@ cdef bint has_few_classes(const Work *work) noexcept nogil:
 # ---- cuts of the packed sweep ----------------------------------------------------------------------------------------
 
 cdef Py_ssize_t preferred_rows(const Plan *plan) noexcept nogil:
-    """Return the rows of a chunk if memory is plenty. If the vocabulary is small, chunks are long."""
+    """Return the rows of a chunk if memory is plenty. If the vocabulary is small, chunks are long.
+
+    With few classes they have only as many bytes as need no fresh pages, but at least CHUNK_ROWS rows.
+    """
     cdef Py_ssize_t rows = plan.work.rows, vocab = align_up(plan.work.vocab, plan.kernels.nr), most = CHUNK_ROWS
     cdef Py_ssize_t bytes_of_row
     if rows > CHUNK_ROWS and plan.work.vocab <= BLOCK_VOCAB:
