@@ -108,7 +108,10 @@ cdef Verdict unpacked(
 cdef Verdict logits_of_chunks_cached(
     const ag_linear_kernels *kernels, const Work *work, Py_ssize_t workspace, Plans *plans
 ) noexcept nogil:
-    """Compute statistics and gradients of a chunk before the next one. Each chunk packs the weight, so chunks are long unless it has few rows."""
+    """Compute statistics and gradients of a chunk before the next one.
+
+    Each chunk packs the weight, so chunks are long unless it has few rows.
+    """
     cdef Plan *plan = &plans.each[0]
     cdef Py_ssize_t rows, vocab
     if not with_loss(work):

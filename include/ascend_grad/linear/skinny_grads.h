@@ -197,8 +197,8 @@ AG_INLINE void K(write_some)(const ag_dtype dtype, const int nontemporal, const 
     }
 }
 
-/* Write nv vectors of a row from column c on: the sum over nr resident rows of left[r] resident[r][c]. The last vector has `count`
- * columns. */
+/* Write nv vectors of a row from column c on: the sum over nr resident rows of left[r] resident[r][c]. The last vector has
+ * `count` columns. */
 AG_INLINE void K(write_vectors)(const ag_dtype dtype, const int nr, const int nv, const char *const *resident, const V *left,
                                 ptrdiff_t c, const ptrdiff_t count, char *to)
 {
