@@ -123,9 +123,9 @@ cdef Verdict logits_of_chunks_cached(
         rows -= kernels.mr
         if rows < MIN_ROWS_TO_CACHE_LOGITS:
             return UNFIT
-    if plan.chunks == 1 or has_few_classes(work) and plan.rows >= MIN_ROWS_TO_CACHE_LOGITS:
-        return FINAL
-    return POSSIBLE if plan.rows >= MIN_ROWS_TO_CACHE_LOGITS else UNFIT
+    if plan.chunks > 1 and plan.rows < MIN_ROWS_TO_CACHE_LOGITS:
+        return UNFIT
+    return FINAL if plan.chunks == 1 or has_few_classes(work) else POSSIBLE
 
 
 cdef Verdict logits_of_blocks_cached(

@@ -140,13 +140,13 @@ cdef Py_ssize_t preferred_rows(const Plan *plan) noexcept nogil:
     With few classes they have only as many bytes as need no fresh pages, but at least CHUNK_ROWS rows.
     """
     cdef Py_ssize_t rows = plan.work.rows, vocab = align_up(plan.work.vocab, plan.kernels.nr), most = CHUNK_ROWS
-    cdef Py_ssize_t bytes_of_row
+    cdef Py_ssize_t longest, packed
     if rows > CHUNK_ROWS and plan.work.vocab <= BLOCK_VOCAB:
-        most = max(most, P_ELEMENTS // vocab)
-    if has_few_classes(&plan.work):
-        bytes_of_row = min(times(2 * plan.kernels.element_size, plan.work.hidden), FEW_CLASSES_BYTES)
-        bytes_of_row += vocab * plan.kernels.acc_size
-        most = min(most, max(CHUNK_ROWS, FEW_CLASSES_BYTES // bytes_of_row))
+        longest = P_ELEMENTS // vocab
+        if has_few_classes(&plan.work):
+            packed = min(times(2 * plan.kernels.element_size, plan.work.hidden), FEW_CLASSES_BYTES)
+            longest = min(longest, FEW_CLASSES_BYTES // (packed + vocab * plan.kernels.acc_size))
+        most = max(most, longest)
     return align_up(min(rows, most), plan.kernels.mr)
 
 

@@ -197,52 +197,28 @@ AG_INLINE void K(write_some)(const ag_dtype dtype, const int nontemporal, const 
     }
 }
 
-/* Write nv vectors of a row from column c on: the sum over nr resident rows of left[r] resident[r][c]. The last vector has
- * `count` columns. */
-AG_INLINE void K(write_vectors)(const ag_dtype dtype, const int nr, const int nv, const char *const *resident, const V *left,
-                                ptrdiff_t c, const ptrdiff_t count, char *to)
-{
-    V sum[K(VECTORS_IN_REGISTERS)] = {{0}};
-    AG_UNROLL(4)
-    for (int r = 0; r < nr; r++) {
-        AG_UNROLL(4)
-        for (int j = 0; j < nv; j++) {
-            const char *from = resident[r] + (c + j * VL) * (ptrdiff_t)sizeof(acc_t);
-            const V right = j == nv - 1 && count < VL ? V_(load_partial)(from, count) : V_(load)(from);
-            sum[j] = V_(fma)(left[r], right, sum[j]);
-        }
-    }
-    AG_UNROLL(4)
-    for (int j = 0; j < nv; j++) {
-        K(store_as)(dtype, 0, to + (c + j * VL) * ag_itemsize[dtype], sum[j], j == nv - 1 ? count : VL);
-    }
-}
-
 /* Write n columns of one result from nr resident rows. Vectors of aligned elements are stored at multiples of their size, as a
  * store into two cache lines takes longer than the products of a few rows. */
 AG_INLINE void K(write_row)(const ag_dtype dtype, const int nr, const char *const *resident, ptrdiff_t n, const acc_t *p,
-                            ptrdiff_t r_stride, char *to)
+                            ptrdiff_t r_stride, char *const *to)
 {
     enum { WIDE = K(VECTORS_IN_REGISTERS) };
-    const ptrdiff_t itemsize = ag_itemsize[dtype], before = (ptrdiff_t)(-(uintptr_t)to & (VL * (size_t)itemsize - 1)) / itemsize;
+    const ptrdiff_t itemsize = ag_itemsize[dtype], before = (ptrdiff_t)(-(uintptr_t)*to & (VL * (size_t)itemsize - 1)) / itemsize;
     ptrdiff_t c = before < n ? before : n;
-    V left[K(FEW_RESIDENT)];
-    AG_UNROLL(4)
-    for (int r = 0; r < nr; r++) left[r] = V_(set1)(p[r * r_stride]);
-    if (c > 0) K(write_vectors)(dtype, nr, 1, resident, left, 0, c, to);
-    for (; c + WIDE * VL <= n; c += WIDE * VL) K(write_vectors)(dtype, nr, WIDE, resident, left, c, VL, to);
-    for (; c < n; c += VL) K(write_vectors)(dtype, nr, 1, resident, left, c, n - c < VL ? n - c : VL, to);
+    if (c > 0) K(write_some)(dtype, 0, 1, 1, resident, nr, p, r_stride, 0, 0, c, to);
+    for (; c + WIDE * VL <= n; c += WIDE * VL) K(write_some)(dtype, 0, 1, WIDE, resident, nr, p, r_stride, 0, c, VL, to);
+    for (; c < n; c += VL) K(write_some)(dtype, 0, 1, 1, resident, nr, p, r_stride, 0, c, n - c < VL ? n - c : VL, to);
 }
 
-/* Write n columns of ns results from at most FEW_RESIDENT rows, whose coefficients stay in registers. */
+/* Write n columns of ns results from at most FEW_RESIDENT rows, with a loop for each number of rows. */
 AG_INLINE void K(write_from_few)(const ag_dtype dtype, const char *const *resident, ptrdiff_t nr, ptrdiff_t n, const acc_t *p,
                                  ptrdiff_t r_stride, ptrdiff_t s_stride, ptrdiff_t ns, char *const *to)
 {
     for (ptrdiff_t s = 0; s < ns; s++, p += s_stride) {
-        if (nr == 1) K(write_row)(dtype, 1, resident, n, p, r_stride, to[s]);
-        else if (nr == 2) K(write_row)(dtype, 2, resident, n, p, r_stride, to[s]);
-        else if (nr == 3) K(write_row)(dtype, 3, resident, n, p, r_stride, to[s]);
-        else K(write_row)(dtype, 4, resident, n, p, r_stride, to[s]);
+        if (nr == 1) K(write_row)(dtype, 1, resident, n, p, r_stride, to + s);
+        else if (nr == 2) K(write_row)(dtype, 2, resident, n, p, r_stride, to + s);
+        else if (nr == 3) K(write_row)(dtype, 3, resident, n, p, r_stride, to + s);
+        else K(write_row)(dtype, 4, resident, n, p, r_stride, to + s);
     }
 }
 

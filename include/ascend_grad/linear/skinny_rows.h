@@ -15,7 +15,7 @@ enum {
     K(VECTORS_IN_REGISTERS) = 4,                        /* streamed rows, or vectors of a row, of such a group */
     K(PRODUCTS) = K(ROWS_IN_REGISTERS) * K(VECTORS_IN_REGISTERS), /* accumulators of a group */
     K(NARROW) = 8,                                      /* rows of a group if a row has a single vector left */
-    K(FEW_RESIDENT) = 4,                                /* most resident rows whose coefficients stay in registers. Measured. */
+    K(FEW_RESIDENT) = 4,                                /* most resident rows from which results are written one by one. Measured. */
     K(TERMS) = 16,                                      /* streamed rows that are added in one pass over the sums */
     K(LONG) = 4096,                                     /* most bytes of a short row */
     K(PADDING) = 64,                                    /* bytes between copies of rows, so that they never collide */
