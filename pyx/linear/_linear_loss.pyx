@@ -17,6 +17,7 @@ from libc.string cimport memset
 from ascend_grad cimport _tasks
 from ascend_grad._kernels cimport (
     AG_FLOAT64,
+    AG_SUM_LANES,
     ag_bounded_factor,
     ag_entropy,
     ag_fpenv,
@@ -28,6 +29,8 @@ from ascend_grad._kernels cimport (
     ag_row_statistics,
     ag_scaled_weight,
     ag_smoothed_sum,
+    ag_sum,
+    ag_sums_total_of_all,
 )
 from ascend_grad._linear_kernels cimport (
     AG_ELSEWHERE, ag_dense_row_finish, ag_loss_row, ag_loss_row_finish, ag_loss_targets, ag_targets_of_row
@@ -85,6 +88,8 @@ from ascend_grad._loss_options cimport (
     write_reduced,
 )
 from ascend_grad._memory cimport Arena, arena_alloc, ceil_div
+from ascend_grad._rowwise_kernels cimport ag_loss_kernels
+from ascend_grad._rowwise_schedule cimport loss_kernels_for
 
 # ---- vectors ---------------------------------------------------------------------------------------------------------
 
@@ -266,6 +271,20 @@ cdef double set_grad_of_row(Loss *x, Py_ssize_t i) noexcept nogil:
     return grad != 0 or has_upstream(&x.p.loss_rows[i].upstream) or has_target_grads(&x.o, i)
 
 
+cdef void fill(void *values, Py_ssize_t begin, Py_ssize_t end, bint is_double, double value) noexcept nogil:
+    """Set accumulators [begin, end) to one number."""
+    cdef Py_ssize_t i
+    cdef double *wide = <double *>values
+    cdef float *narrow = <float *>values
+    cdef float rounded = <float>value
+    if is_double:
+        for i in range(begin, end):
+            wide[i] = value
+    else:
+        for i in range(begin, end):
+            narrow[i] = rounded
+
+
 cdef int set_grad(Loss *x, double *last_check) except -1 nogil:
     """Write the upstream gradient of each row, 0 for rows that are not active."""
     cdef int acc_size = acc_size_of(x.p.dtype)
@@ -273,6 +292,7 @@ cdef int set_grad(Loss *x, double *last_check) except -1 nogil:
     cdef double grad, of_all = 0
     cdef bint is_one_number = not (x.o.grad_losses != NULL or x.p.is_general or x.denominators[0] == 0)
     cdef bint is_double = acc_size == 8, are_all_active = x.p.rows.active == x.p.rows.total
+    cdef bint is_same = is_one_number and are_all_active and x.o.token_weight == NULL
     cdef ag_fpenv mode = ag_fpenv_enter()
     if is_one_number and x.p.rows.total:
         of_all = x.o.grad_loss / x.denominators[0]
@@ -281,7 +301,7 @@ cdef int set_grad(Loss *x, double *last_check) except -1 nogil:
         begin = part * ROWS_PER_CHECK
         end = min(begin + ROWS_PER_CHECK, x.p.rows.total)
         mode = ag_fpenv_enter()
-        for i in range(begin, end):
+        for i in range(begin, begin if is_same else end):
             grad = 0
             if are_all_active or is_active(&x.p.rows, i, acc_size):
                 if not is_one_number:
@@ -291,6 +311,8 @@ cdef int set_grad(Loss *x, double *last_check) except -1 nogil:
                 elif x.o.token_weight[i] != 0 and x.o.grad_loss != 0:
                     grad = of_all * x.o.token_weight[i]
             set_number(x.grad, i, is_double, grad)
+        if is_same:
+            fill(x.grad, begin, end, is_double, of_all)
         for i in range(begin, end if has_statistics(x) else begin):
             set_given_statistics(x, i, is_double)
         ag_fpenv_leave(mode)
@@ -446,20 +468,7 @@ cdef void place_loss_workspace(Loss *x, char *base) noexcept nogil:
 # ---- results ---------------------------------------------------------------------------------------------------------
 
 cdef enum:
-    LOSSES = 256                      # losses that a kernel computes at a time
-    LOSS_SUMS = 8                     # sums of losses, as a single one would wait for each addition
-
-
-ctypedef struct Total:
-    # A sum of losses (Kahan).
-    double sum, compensation
-
-
-cdef inline void add_loss(Total *total, double loss) noexcept nogil:
-    cdef double y = loss - total.compensation
-    cdef double t = total.sum + y
-    total.compensation = (t - total.sum) - y if isfinite(t) else 0
-    total.sum = t
+    LOSSES = 256                      # rows whose losses are computed at a time, a multiple of AG_SUM_LANES
 
 
 cdef ag_row_statistics statistics_of_row(const Loss *x, Py_ssize_t i) noexcept nogil:
@@ -510,69 +519,77 @@ cdef void write_row_outputs(const Loss *x, Py_ssize_t i, bint is_counted) noexce
         x.o.outputs.correct[0] += 1
 
 
-cdef int sum_losses(Loss *x, Total *cross_entropy, Total *square, double *last_check) except -1 nogil:
-    """Compute the losses and outputs of all rows, 0 for inactive rows, and sum up both parts of the losses."""
+cdef void compute_losses(const Loss *x, Py_ssize_t first, Py_ssize_t count, double *losses, double *squares) noexcept nogil:
+    """Compute both terms of the losses of at most LOSSES rows, 0 for inactive rows and for rows of weight 0."""
     cdef int acc_size = acc_size_of(x.p.dtype)
-    cdef bint is_counted, are_all_active = x.p.rows.active == x.p.rows.total
-    cdef Py_ssize_t part, begin, end, first = 0, i
-    cdef double[LOSSES] losses
-    cdef double loss, squared, weight
+    cdef bint are_all_active = x.p.rows.active == x.p.rows.total
+    cdef Py_ssize_t i
+    cdef double weight
     cdef ag_row_statistics row
+    if not x.p.is_general:
+        kernels_for(x.p.dtype).losses(
+            x.p.rest + first, <const char *>x.p.predicted + first * acc_size,
+            <const char *>x.p.logits_max + first * acc_size, count, losses
+        )
+        if are_all_active and x.o.token_weight == NULL:
+            return
+    for i in range(count):
+        weight = 0
+        if are_all_active or is_active(&x.p.rows, first + i, acc_size):
+            weight = token_weight_of(&x.o, first + i)
+        squares[i] = 0
+        if weight == 0:
+            losses[i] = 0
+            continue
+        if x.p.is_general:
+            row = statistics_of_row(x, first + i)
+            losses[i] = general_loss(x, first + i, &row)
+            if has_square(&x.o):
+                squares[i] = weight * (x.o.lse_square_scale * ag_log_sum_exp(&row) ** 2)
+        losses[i] *= weight
+
+
+cdef int write_losses(Loss *x, double *last_check) except -1 nogil:
+    """Compute the losses and outputs of all rows, and write them or the reduced loss."""
+    cdef Py_ssize_t part, first, end, i, count
+    cdef bint with_square = has_square(&x.o)
+    cdef double[LOSSES] losses, squares
+    cdef ag_sum[AG_SUM_LANES] sums, square_sums
+    cdef const ag_loss_kernels *kernels = loss_kernels_for(x.o.is_double)
     cdef ag_fpenv mode
-    cdef Total[LOSS_SUMS] totals
-    memset(totals, 0, sizeof(totals))
-    square.sum = square.compensation = 0
+    memset(sums, 0, sizeof(sums))
+    memset(square_sums, 0, sizeof(square_sums))
     if x.o.outputs.correct != NULL:
         x.o.outputs.correct[0] = 0
     for part in range(ceil_div(x.p.rows.total, ROWS_PER_CHECK)):
-        begin = part * ROWS_PER_CHECK
-        end = min(begin + ROWS_PER_CHECK, x.p.rows.total)
+        first, end = part * ROWS_PER_CHECK, min((part + 1) * ROWS_PER_CHECK, x.p.rows.total)
         mode = ag_fpenv_enter()
-        for i in range(begin, end):
-            if not x.p.is_general and (i - begin) % LOSSES == 0:
-                first = i
-                kernels_for(x.p.dtype).losses(
-                    x.p.rest + i, <const char *>x.p.predicted + i * acc_size,
-                    <const char *>x.p.logits_max + i * acc_size, min(<Py_ssize_t>LOSSES, end - i), losses
-                )
-            loss = squared = 0
-            is_counted, weight = are_all_active or is_active(&x.p.rows, i, acc_size), token_weight_of(&x.o, i)
-            if is_counted and weight != 0:
-                if x.p.is_general:
-                    row = statistics_of_row(x, i)
-                    loss = general_loss(x, i, &row)
-                    squared = x.o.lse_square_scale * ag_log_sum_exp(&row) ** 2 if has_square(&x.o) else 0
-                else:
-                    loss = losses[i - first]
-                if x.o.token_weight != NULL:
-                    loss, squared = weight * loss, weight * squared if squared != 0 else 0
+        while first < end:
+            count = min(<Py_ssize_t>LOSSES, end - first)
+            compute_losses(x, first, count, losses, squares)
             if x.o.reduction == REDUCTION_NONE:
-                write_number(&x.o, x.o.loss, i, loss + squared)
-            add_loss(&totals[i % LOSS_SUMS], loss)
-            if squared != 0:
-                add_loss(square, squared)
+                for i in range(count):
+                    write_number(&x.o, x.o.loss, first + i, losses[i] + squares[i] if with_square else losses[i])
+            else:
+                kernels.add_numbers(sums, losses, count)
+                if with_square:
+                    kernels.add_numbers(square_sums, squares, count)
             if x.p.rows.with_outputs:
-                write_row_outputs(x, i, is_counted)
+                for i in range(first, first + count):
+                    write_row_outputs(x, i, is_active(&x.p.rows, i, acc_size_of(x.p.dtype)))
+            first += count
         ag_fpenv_leave(mode)
         if last_check != NULL:
             _tasks.check_signals(last_check)
-    cross_entropy[0] = totals[0]
-    for i in range(1, LOSS_SUMS):
-        add_loss(cross_entropy, totals[i].sum)
-        add_loss(cross_entropy, -totals[i].compensation)
+    if x.o.reduction != REDUCTION_NONE:
+        write_reduced(&x.o, x.denominators, ag_sums_total_of_all(sums), ag_sums_total_of_all(square_sums))
     return 0
 
 
 cdef int run_loss(Loss *x, int num_threads, double *last_check) except -1 nogil:
     """Compute the loss and the gradients. `num_threads` 0: the default. `last_check`: see `_tasks.run_team`."""
-    cdef Total cross_entropy, square
     if not has_statistics(x):
         run(&x.first, num_threads, last_check)
     if not x.is_one_pass:
         run(&x.second, num_threads, last_check)
-    if x.o.loss == NULL:
-        return 0
-    sum_losses(x, &cross_entropy, &square, last_check)
-    if x.o.reduction != REDUCTION_NONE:
-        write_reduced(&x.o, x.denominators, cross_entropy.sum, square.sum)
-    return 0
+    return 0 if x.o.loss == NULL else write_losses(x, last_check)

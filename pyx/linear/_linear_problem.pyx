@@ -172,11 +172,15 @@ cdef Py_ssize_t count_some(const Rows *rows, Py_ssize_t begin, Py_ssize_t end, i
     """Count the active rows in [begin, end), as `is_active` tells. The frequent cases have separate loops."""
     cdef Py_ssize_t i, count = 0
     cdef const uint32_t *bits = <const uint32_t *>rows.grad
+    cdef const uint64_t *wide_bits = <const uint64_t *>rows.grad
     cdef const int64_t *target = <const int64_t *>rows.target
     cdef bint is_usual = rows.grad == NULL and rows.can_ignore and rows.is_wide
     if rows.grad != NULL and acc_size == 4:
         for i in range(begin, end):
             count += <uint32_t>(bits[i] << 1) != 0
+    elif rows.grad != NULL:
+        for i in range(begin, end):
+            count += wide_bits[i] << 1 != 0
     elif is_usual and (rows.token_weight == NULL or rows.with_outputs):
         for i in range(begin, end):
             count += target[i] != rows.ignored
