@@ -282,6 +282,32 @@ AG_INLINE void K(strip_sum)(const int op, const int vectors, const ag_tile *tile
     for (int j = 0; j < sums; j++) totals[j] = K(canonical)(&sum[j]);
 }
 
+/* Compute a strip of two rows of a gradient, whose inputs stay in registers. The sum of two numbers of the compute type is the
+ * rounded sum in float64, which has more than twice as many digits. */
+AG_INLINE void K(strip_of_two)(const int op, const int vectors, const ag_tile *tile, ptrdiff_t c, ptrdiff_t width,
+                               int nontemporal)
+{
+    const V none = {0};
+    V x[2][4] = {{none}}, y[2][4] = {{none}}, shift[4];
+    AG_UNROLL(2)
+    for (int k = 0; k < 2; k++) {
+        K(load_strip)(vectors, 0, tile->a + k * tile->a_stride + c * AG_SIZE, width, x[k]);
+        if (ag_reads_b(op)) K(load_strip)(vectors, 0, tile->b + k * tile->b_stride + c * AG_SIZE, width, y[k]);
+    }
+    AG_UNROLL(4)
+    for (int j = 0; j < vectors; j++) {
+        const V first = K(term)(op, x[0][j], y[0][j], (MASKV){0}, none, none);
+        const V sum = first + K(term)(op, x[1][j], y[1][j], (MASKV){0}, none, none) + none; /* -0 becomes +0 */
+        shift[j] = V_(select)(sum == sum, sum, V_(set1)((compute_t)NAN));
+    }
+    AG_UNROLL(2)
+    for (int k = 0; k < 2; k++) {
+        AG_UNROLL(4)
+        for (int j = 0; j < vectors; j++) x[k][j] = K(value)(op, x[k][j], y[k][j], (MASKV){0}, none, shift[j], none);
+        K(store_strip)(vectors, tile->out + k * tile->out_stride + c * AG_SIZE, width, nontemporal, x[k]);
+    }
+}
+
 /* Compute a strip of an operator with one result. The loops repeat the loops of strip_max and strip_sum: calls of these
  * functions made short columns of softmax_backward a tenth slower (GCC 12). */
 AG_INLINE void K(strip)(const int op, const int vectors, const ag_tile *tile, ptrdiff_t c, ptrdiff_t width,
@@ -298,6 +324,10 @@ AG_INLINE void K(strip)(const int op, const int vectors, const ag_tile *tile, pt
         AG_UNROLL(4)
         for (int j = 0; j < vectors; j++) x[j] = x[j] - x[j] + V_(set1)(op == AG_SOFTMAX);
         K(store_strip)(vectors, tile->out + c * AG_SIZE, width, nontemporal, x);
+        return;
+    }
+    if (n == 2 && !ag_is_forward(op)) {
+        K(strip_of_two)(op, vectors, tile, c, width, nontemporal);
         return;
     }
     if (ag_is_forward(op)) {
