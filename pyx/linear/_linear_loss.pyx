@@ -271,18 +271,28 @@ cdef double set_grad_of_row(Loss *x, Py_ssize_t i) noexcept nogil:
     return grad != 0 or has_upstream(&x.p.loss_rows[i].upstream) or has_target_grads(&x.o, i)
 
 
-cdef void fill(void *values, Py_ssize_t begin, Py_ssize_t end, bint is_double, double value) noexcept nogil:
-    """Set accumulators [begin, end) to one number."""
+cdef void set_products(void *values, Py_ssize_t begin, Py_ssize_t end, bint is_double, double value,
+                       const double *weights) noexcept nogil:
+    """Set accumulators [begin, end) to one number times their weights, 0 for a weight of 0. NULL: all weights are 1."""
     cdef Py_ssize_t i
+    cdef double product = value
     cdef double *wide = <double *>values
     cdef float *narrow = <float *>values
-    cdef float rounded = <float>value
-    if is_double:
+    # Each loop has one type and no other branch, so that it is computed in vectors.
+    if weights == NULL and is_double:
         for i in range(begin, end):
             wide[i] = value
+    elif weights == NULL:
+        for i in range(begin, end):
+            narrow[i] = <float>value
+    elif is_double:
+        for i in range(begin, end):
+            product = value * weights[i]
+            wide[i] = product if weights[i] != 0 else 0
     else:
         for i in range(begin, end):
-            narrow[i] = rounded
+            product = value * weights[i]
+            narrow[i] = <float>(product if weights[i] != 0 else 0)
 
 
 cdef int set_grad(Loss *x, double *last_check) except -1 nogil:
@@ -292,7 +302,7 @@ cdef int set_grad(Loss *x, double *last_check) except -1 nogil:
     cdef double grad, of_all = 0
     cdef bint is_one_number = not (x.o.grad_losses != NULL or x.p.is_general or x.denominators[0] == 0)
     cdef bint is_double = acc_size == 8, are_all_active = x.p.rows.active == x.p.rows.total
-    cdef bint is_same = is_one_number and are_all_active and x.o.token_weight == NULL
+    cdef bint is_product = is_one_number and are_all_active and (x.o.token_weight == NULL or x.o.grad_loss != 0)
     cdef ag_fpenv mode = ag_fpenv_enter()
     if is_one_number and x.p.rows.total:
         of_all = x.o.grad_loss / x.denominators[0]
@@ -301,7 +311,7 @@ cdef int set_grad(Loss *x, double *last_check) except -1 nogil:
         begin = part * ROWS_PER_CHECK
         end = min(begin + ROWS_PER_CHECK, x.p.rows.total)
         mode = ag_fpenv_enter()
-        for i in range(begin, begin if is_same else end):
+        for i in range(begin, begin if is_product else end):
             grad = 0
             if are_all_active or is_active(&x.p.rows, i, acc_size):
                 if not is_one_number:
@@ -311,8 +321,8 @@ cdef int set_grad(Loss *x, double *last_check) except -1 nogil:
                 elif x.o.token_weight[i] != 0 and x.o.grad_loss != 0:
                     grad = of_all * x.o.token_weight[i]
             set_number(x.grad, i, is_double, grad)
-        if is_same:
-            fill(x.grad, begin, end, is_double, of_all)
+        if is_product:
+            set_products(x.grad, begin, end, is_double, of_all, x.o.token_weight)
         for i in range(begin, end if has_statistics(x) else begin):
             set_given_statistics(x, i, is_double)
         ag_fpenv_leave(mode)
@@ -524,14 +534,18 @@ cdef void compute_losses(const Loss *x, Py_ssize_t first, Py_ssize_t count, doub
     cdef int acc_size = acc_size_of(x.p.dtype)
     cdef bint are_all_active = x.p.rows.active == x.p.rows.total
     cdef Py_ssize_t i
-    cdef double weight
+    cdef double weight, product
+    cdef const double *weights = x.o.token_weight
     cdef ag_row_statistics row
     if not x.p.is_general:
         kernels_for(x.p.dtype).losses(
             x.p.rest + first, <const char *>x.p.predicted + first * acc_size,
             <const char *>x.p.logits_max + first * acc_size, count, losses
         )
-        if are_all_active and x.o.token_weight == NULL:
+        if are_all_active:
+            for i in range(count if weights != NULL else 0):
+                product = losses[i] * weights[first + i]
+                losses[i] = product if weights[first + i] != 0 else 0
             return
     for i in range(count):
         weight = 0
