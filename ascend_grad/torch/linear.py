@@ -153,7 +153,7 @@ def linear_cross_entropy(
     own = {"bias": linear_bias, "class_weight": weight, "label_smoothing": label_smoothing}
     loss_options = {**own, **given, "outputs": outputs}
     shard = _shard(group, vocab_start_index, vocab_size)
-    function = _rounded_loss if group is None else _rounded_loss_over_group
+    function = _rounded_loss_over_group if group is not None and torch.compiler.is_compiling() else _rounded_loss
     arguments = input, linear_weight, target, reduction, ignore_index, loss_options, options, filter_eps, num_threads
     return function(*arguments, shard)
 
@@ -189,7 +189,8 @@ def _rounded_loss(
     return requested(found, outputs) if outputs else found["loss"]
 
 
-_rounded_loss_over_group = torch.compiler.disable(_rounded_loss)
+# Not `torch.compiler.disable`, which imports the compiler at once, for a second. PyTorch uses this one in its optimizers.
+_rounded_loss_over_group = torch._disable_dynamo(_rounded_loss)
 
 
 def _shard(group: ProcessGroup | None, vocab_start_index: int | None, vocab_size: int | None) -> VocabularyShard | None:

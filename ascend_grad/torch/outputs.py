@@ -20,13 +20,14 @@ def requested(found: Computed, outputs: Sequence[str]) -> LossResult[torch.Tenso
     """Return the loss and the outputs of these names, in this order."""
     names = ("loss", *outputs)
     values = [found[name] for name in names]
-    return _class_of(names)(*values) if _IS_OLD else tuple.__new__(_class_of(names), values)
+    return class_of(names)(*values) if _IS_OLD else tuple.__new__(class_of(names), values)
 
 
 #: The compiler of torch 2.6 cannot trace `tuple.__new__`, and that of 2.13 cannot trace a call of such a class.
 _IS_OLD = torch.__version__.startswith("2.6.")
-#: A compiler does not trace how the class of a result is made.
-_class_of = torch.compiler.assume_constant_result(class_of)
+# A compiler does not trace how the class of a result is made. `torch.compiler.assume_constant_result` only sets this
+# attribute, but first imports the compiler, which takes a second.
+class_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def check_outputs(operator: str, outputs: object, known: Collection[str] = LAYER_OUTPUTS) -> None:

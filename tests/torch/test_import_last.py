@@ -1,4 +1,4 @@
-"""Test that the extension modules load in a process that has already loaded many libraries.
+"""Test what an import loads, and that extension modules load in a process that has already loaded many libraries.
 
 OpenMP's library has variables in static thread-local storage. The loader reserves a small part of this storage for
 libraries that are loaded later, and refuses a library for which too little is left.
@@ -18,3 +18,8 @@ def test_import_after_other_libraries(run_script):
         assert np.array_equal(ag.softmax(x, num_threads=2), np.full(x.shape, 1 / 4096, np.float32))
     """
     run_script(script)
+
+
+def test_the_import_does_not_load_the_compiler(run_script):
+    """The compiler of PyTorch takes a second to import."""
+    run_script("import sys, ascend_grad.torch.compat; assert 'torch._dynamo' not in sys.modules")

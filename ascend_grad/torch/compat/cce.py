@@ -231,7 +231,7 @@ def linear_cross_entropy(
     tensor(2.0794)
     """
     shard = None if vocab_parallel_options is None else _shard(vocab_parallel_options)
-    function = _loss if shard is None else _loss_over_group
+    function = _loss_over_group if shard is not None and torch.compiler.is_compiling() else _loss
     with_lse = linear.checked(shard, partial(truth_value, return_lse, "return_lse", _NAME))
     options = {"bias": bias, "softcap": softcap, "outputs": ("lse",) if with_lse else ()}
     name = _implementation(impl)
@@ -290,7 +290,7 @@ def _loss(
     return (loss, found["lse"].reshape(targets.shape)) if "lse" in found else loss
 
 
-_loss_over_group = torch.compiler.disable(_loss)
+_loss_over_group = torch._disable_dynamo(_loss)  # as in `torch.linear`
 
 
 def _implementation(impl: object) -> object:
