@@ -7,6 +7,7 @@
 #include "base.h"
 #include "foreach_isa.h"
 #include "simd/names.h"
+#include "sums.h"
 
 #define AG_ISA_BODY "simd/vec.h"
 #include "foreach_isa.h"

@@ -91,7 +91,7 @@ cdef Verdict unpacked(
     elif work.itemsize * kernels.pair < kernels.element_size:  # packing takes longer, as it widens
         most *= 2
     elif rows > vocab and hidden <= STREAMED_FEATURES and kernels.pair == 1 and not with_gradients(work):
-        most = most * 5 // 3
+        most = max(most, min(most * 5 // 3, <Py_ssize_t>kernels.max_unpacked_rows))
     if not hidden or resident > most:
         return UNFIT
     if work.top_k and (rows > vocab or streamed <= FEW_STREAMED):  # only VOCAB_STREAMED computes the largest logits

@@ -247,6 +247,7 @@ cdef extern from "ascend_grad/linear/linear.h" nogil:
         void (*columns_to_product)(const ag_linear_block *block, void *tile) noexcept nogil
         void (*sum_tile)(const ag_linear_block *block, const void *tile, double *sums) noexcept nogil
         void (*losses)(const double *rest, const void *predicted, const void *max, Py_ssize_t n, double *to) noexcept nogil
+        void (*add_numbers)(ag_sum *sums, const double *x, Py_ssize_t n) noexcept nogil
         Py_ssize_t (*sparse_pitch)(Py_ssize_t classes) noexcept nogil
         int (*sparse_check)(const ag_sparse_rows *x, Py_ssize_t row, Py_ssize_t row_end) noexcept nogil
         void (*sparse_logits)(const ag_sparse_rows *x, const ag_sparse_task *task) noexcept nogil

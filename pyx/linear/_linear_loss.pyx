@@ -33,7 +33,7 @@ from ascend_grad._kernels cimport (
     ag_sums_total_of_all,
 )
 from ascend_grad._linear_kernels cimport (
-    AG_ELSEWHERE, ag_dense_row_finish, ag_loss_row, ag_loss_row_finish, ag_loss_targets, ag_targets_of_row
+    AG_ELSEWHERE, ag_dense_row_finish, ag_linear_kernels, ag_loss_row, ag_loss_row_finish, ag_loss_targets, ag_targets_of_row
 )
 from ascend_grad._linear_plan cimport kernels_for
 from ascend_grad._linear_problem cimport (
@@ -88,8 +88,6 @@ from ascend_grad._loss_options cimport (
     write_reduced,
 )
 from ascend_grad._memory cimport Arena, arena_alloc, ceil_div
-from ascend_grad._rowwise_kernels cimport ag_loss_kernels
-from ascend_grad._rowwise_schedule cimport loss_kernels_for
 
 # ---- vectors ---------------------------------------------------------------------------------------------------------
 
@@ -569,7 +567,7 @@ cdef int write_losses(Loss *x, double *last_check) except -1 nogil:
     cdef bint with_square = has_square(&x.o)
     cdef double[LOSSES] losses, squares
     cdef ag_sum[AG_SUM_LANES] sums, square_sums
-    cdef const ag_loss_kernels *kernels = loss_kernels_for(x.o.is_double)
+    cdef const ag_linear_kernels *kernels = kernels_for(x.p.dtype)
     cdef ag_fpenv mode
     memset(sums, 0, sizeof(sums))
     memset(square_sums, 0, sizeof(square_sums))

@@ -67,7 +67,7 @@ from ascend_grad._rowwise_kernels cimport (
     ag_row_op,
 )
 from ascend_grad._rowwise_plan cimport Problem, limit_blocks
-from ascend_grad._rowwise_schedule cimport loss_kernels, loss_kernels_for, place_workspace, prepare
+from ascend_grad._rowwise_schedule cimport dense_strip_rows, loss_kernels, place_workspace, prepare
 
 cdef enum:
     CACHED_BYTES = 16 << 10           # most bytes of the exponentials of a chunk of rows, which mostly stay in L1
@@ -110,7 +110,7 @@ cdef bint has_dense_strips(const CrossEntropy *x, Py_ssize_t classes) noexcept n
     """Return whether a kernel of strips computes all results of dense targets, if columns are processed."""
     return (
         is_dense(&x.o) and has_one_term(x) and not has_full_results(x) and x.vector == NULL
-        and classes <= loss_kernels_for(x.o.is_double).dense_strip_rows
+        and classes <= dense_strip_rows(x.o.is_double)
     )
 
 

@@ -44,7 +44,7 @@ cdef Status solve(const Problem *p, int num_threads) noexcept nogil
 
 # What schedules of other kernels share.
 cdef const ag_loss_kernels *loss_kernels(const Schedule *s) noexcept nogil
-cdef const ag_loss_kernels *loss_kernels_for(bint is_double) noexcept nogil
+cdef Py_ssize_t dense_strip_rows(bint is_double) noexcept nogil
 cdef char *scratch_of(const Schedule *s, int thread) noexcept nogil
 cdef char *tiles_of(const Schedule *s, Py_ssize_t task, int thread) noexcept nogil
 cdef void run_phase(Schedule *s, Team *team, Phase phase, Py_ssize_t tasks) noexcept nogil

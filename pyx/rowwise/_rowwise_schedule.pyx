@@ -240,9 +240,9 @@ cdef const ag_loss_kernels *loss_kernels(const Schedule *s) noexcept nogil:
     return ag_rowwise_loss_kernels(s.variant, s.plan.tile_dtype)
 
 
-cdef const ag_loss_kernels *loss_kernels_for(bint is_double) noexcept nogil:
-    """Return the kernels of float64 if `is_double`, else of float32, in the active variant."""
-    return ag_rowwise_loss_kernels(_cpu.active(), AG_FLOAT64 if is_double else AG_FLOAT32)
+cdef Py_ssize_t dense_strip_rows(bint is_double) noexcept nogil:
+    """Return how long columns with dense targets can be in a kernel that computes float64 if `is_double`, else float32."""
+    return ag_rowwise_loss_kernels(_cpu.active(), AG_FLOAT64 if is_double else AG_FLOAT32).dense_strip_rows
 
 
 cdef Py_ssize_t place_workspace(Schedule *s, char *base) noexcept nogil:

@@ -140,6 +140,7 @@ static AG_UNUSED const ag_linear_kernels K(ag_linear) = {
     .columns_to_product = SUMS(columns_to_product),
     .sum_tile = SUMS(sum_tile),
     .losses = SUMS(losses),
+    .add_numbers = v_f64_add_numbers,
     .sparse_pitch = SUMS(sparse_pitch),
     .sparse_check = SUMS(sparse_check),
     .sparse_logits = SUMS(sparse_logits),

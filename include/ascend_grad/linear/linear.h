@@ -362,6 +362,8 @@ typedef struct {
     void (*sum_tile)(const ag_linear_block *block, const void *tile, double *sums);
     /* Compute the losses of n rows from their statistics, in float64. */
     void (*losses)(const double *rest, const void *predicted, const void *max, ptrdiff_t n, double *to);
+    /* Add n numbers to AG_SUM_LANES sums, number i to sum i % AG_SUM_LANES. */
+    void (*add_numbers)(ag_sum *sums, const double *x, ptrdiff_t n);
     /* Sparse rows, see sparse.h: the pitch of transposed weights; the logits of rows; the gradient of the weight. */
     ptrdiff_t (*sparse_pitch)(ptrdiff_t classes);
     int (*sparse_check)(const ag_sparse_rows *x, ptrdiff_t row, ptrdiff_t row_end); /* flags of the rows' features */

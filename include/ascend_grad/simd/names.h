@@ -62,6 +62,7 @@
 #define v_f64_reduce_max AG_ISA_NAME(ag_v_f64_reduce_max)
 #define v_f64_reduce_sum AG_ISA_NAME(ag_v_f64_reduce_sum)
 #define v_f64_add_compensated AG_ISA_NAME(ag_v_f64_add_compensated)
+#define v_f64_add_numbers AG_ISA_NAME(ag_v_f64_add_numbers)
 #define v_f64_exp AG_ISA_NAME(ag_v_f64_exp)
 #define v_f64_tanh AG_ISA_NAME(ag_v_f64_tanh)
 #define v_f64_log AG_ISA_NAME(ag_v_f64_log)

@@ -452,3 +452,26 @@ AG_INLINE void v_fence(void)
     _mm_sfence();
 #endif
 }
+
+/* Add n numbers to AG_SUM_LANES sums, number i to sum i % AG_SUM_LANES: chains that do not wait for each other. */
+AG_INLINE void v_f64_add_numbers(ag_sum *sums, const double *x, ptrdiff_t n)
+{
+    enum { VECTORS = AG_SUM_LANES / (AG_LANES / 2) };
+    f64v sum[VECTORS], compensation[VECTORS];
+    ptrdiff_t i = 0;
+    for (int j = 0; j < AG_SUM_LANES; j++) {
+        sum[j / (AG_LANES / 2)][j % (AG_LANES / 2)] = sums[j].sum;
+        compensation[j / (AG_LANES / 2)][j % (AG_LANES / 2)] = sums[j].compensation;
+    }
+    for (; i + AG_SUM_LANES <= n; i += AG_SUM_LANES) {
+        AG_UNROLL(4)
+        for (int v = 0; v < VECTORS; v++) {
+            v_f64_add_compensated(&sum[v], &compensation[v], v_f64_load(x + i + v * (AG_LANES / 2)));
+        }
+    }
+    for (int j = 0; j < AG_SUM_LANES; j++) {
+        sums[j].sum = sum[j / (AG_LANES / 2)][j % (AG_LANES / 2)];
+        sums[j].compensation = compensation[j / (AG_LANES / 2)][j % (AG_LANES / 2)];
+    }
+    for (int j = 0; i < n; i++, j++) ag_sum_add(&sums[j], x[i]);
+}
