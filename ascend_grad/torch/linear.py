@@ -189,7 +189,7 @@ def _rounded_loss(
     return requested(found, outputs) if outputs else found["loss"]
 
 
-# Not `torch.compiler.disable`, which imports the compiler at once, for a second. PyTorch uses this one in its optimizers.
+# Not `torch.compiler.disable`, which imports the compiler at once. PyTorch uses this function in its optimizers.
 _rounded_loss_over_group = torch._disable_dynamo(_rounded_loss)
 
 
