@@ -532,7 +532,7 @@ cdef void compute_losses(const Loss *x, Py_ssize_t first, Py_ssize_t count, doub
     cdef int acc_size = acc_size_of(x.p.dtype)
     cdef bint are_all_active = x.p.rows.active == x.p.rows.total
     cdef Py_ssize_t i
-    cdef double weight, product
+    cdef double weight, product, squared
     cdef const double *weights = x.o.token_weight
     cdef ag_row_statistics row
     if not x.p.is_general:
@@ -557,7 +557,8 @@ cdef void compute_losses(const Loss *x, Py_ssize_t first, Py_ssize_t count, doub
             row = statistics_of_row(x, first + i)
             losses[i] = general_loss(x, first + i, &row)
             if has_square(&x.o):
-                squares[i] = weight * (x.o.lse_square_scale * ag_log_sum_exp(&row) ** 2)
+                squared = x.o.lse_square_scale * ag_log_sum_exp(&row) ** 2
+                squares[i] = weight * squared if squared != 0 else 0
         losses[i] *= weight
 
 
@@ -581,7 +582,7 @@ cdef int write_losses(Loss *x, double *last_check) except -1 nogil:
             compute_losses(x, first, count, losses, squares)
             if x.o.reduction == REDUCTION_NONE:
                 for i in range(count):
-                    write_number(&x.o, x.o.loss, first + i, losses[i] + squares[i] if with_square else losses[i])
+                    write_number(&x.o, x.o.loss, first + i, losses[i] + (squares[i] if with_square else 0))  # -0 becomes +0
             else:
                 kernels.add_numbers(sums, losses, count)
                 if with_square:

@@ -104,6 +104,7 @@ RESIDENT = """
         \"\"\"
         import gc, sys
         calls(first)
+        gc.collect()
         references, grown = [sys.getrefcount(each) for each in kept], []
         while len(grown) < 3 and (not grown or grown[-1] >= limit):
             gc.collect()
