@@ -51,7 +51,7 @@ cdef Py_ssize_t FEW_TASKS = 8
 cdef Py_ssize_t FEW_STREAMED = 48
 # Most features with which more rows are not packed if the rows are streamed. Measured.
 cdef Py_ssize_t FEW_FEATURES = 48
-# Most features with which statistics of 5/3 as many entries are not packed if the rows are streamed. Measured.
+# Most features with which statistics of 5/3 of `max_unpacked_statistics` entries are not packed if rows are streamed. Measured.
 cdef Py_ssize_t STREAMED_FEATURES = 200
 # Least features for each row of the longer side for which ranges of the features are the tasks.
 cdef Py_ssize_t FEATURES_PER_ROW = 8

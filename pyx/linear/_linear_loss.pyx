@@ -273,7 +273,7 @@ cdef void set_products(void *values, Py_ssize_t begin, Py_ssize_t end, bint is_d
                        const double *weights) noexcept nogil:
     """Set accumulators [begin, end) to one number times their weights, 0 for a weight of 0. NULL: all weights are 1."""
     cdef Py_ssize_t i
-    cdef double product = value
+    cdef double product
     cdef double *wide = <double *>values
     cdef float *narrow = <float *>values
     # Each loop has one type and no other branch, so that it is computed in vectors.
@@ -309,18 +309,19 @@ cdef int set_grad(Loss *x, double *last_check) except -1 nogil:
         begin = part * ROWS_PER_CHECK
         end = min(begin + ROWS_PER_CHECK, x.p.rows.total)
         mode = ag_fpenv_enter()
-        for i in range(begin, begin if is_product else end):
-            grad = 0
-            if are_all_active or is_active(&x.p.rows, i, acc_size):
-                if not is_one_number:
-                    grad = set_grad_of_row(x, i)
-                elif x.o.token_weight == NULL:
-                    grad = of_all
-                elif x.o.token_weight[i] != 0 and x.o.grad_loss != 0:
-                    grad = of_all * x.o.token_weight[i]
-            set_number(x.grad, i, is_double, grad)
         if is_product:
             set_products(x.grad, begin, end, is_double, of_all, x.o.token_weight)
+        else:
+            for i in range(begin, end):
+                grad = 0
+                if are_all_active or is_active(&x.p.rows, i, acc_size):
+                    if not is_one_number:
+                        grad = set_grad_of_row(x, i)
+                    elif x.o.token_weight == NULL:
+                        grad = of_all
+                    elif x.o.token_weight[i] != 0 and x.o.grad_loss != 0:
+                        grad = of_all * x.o.token_weight[i]
+                set_number(x.grad, i, is_double, grad)
         for i in range(begin, end if has_statistics(x) else begin):
             set_given_statistics(x, i, is_double)
         ag_fpenv_leave(mode)
@@ -528,7 +529,10 @@ cdef void write_row_outputs(const Loss *x, Py_ssize_t i, bint is_counted) noexce
 
 
 cdef void compute_losses(const Loss *x, Py_ssize_t first, Py_ssize_t count, double *losses, double *squares) noexcept nogil:
-    """Compute both terms of the losses of at most LOSSES rows, 0 for inactive rows and for rows of weight 0."""
+    """Compute the losses of at most LOSSES rows, 0 for inactive rows and for rows of weight 0.
+
+    A general loss also has the squares of lse, in `squares`.
+    """
     cdef int acc_size = acc_size_of(x.p.dtype)
     cdef bint are_all_active = x.p.rows.active == x.p.rows.total
     cdef Py_ssize_t i

@@ -169,7 +169,7 @@ cdef bint cut(Plan *plan, Py_ssize_t rows, Py_ssize_t vocab) noexcept nogil:
     for i in range(2):
         plan.max_uncompensated = MAX_UNCOMPENSATED_SUMS if i else FEW_SUMS
         plan.packed_chunks = plan.chunks
-        # A single block reads each packed chunk once.
+        # The gradients of a single block read each packed chunk once.
         if not plan.chunks_outside and (plan.blocks > 1 or work.with_statistics) and nbytes(plan) <= plan.workspace:
             return True
         plan.packed_chunks = 1

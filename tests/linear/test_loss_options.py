@@ -170,6 +170,18 @@ def test_infinities_and_nan_of_few_classes(classes, H, options, dtype, cpu_engin
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
+def test_terms_of_0(cpu_engines):
+    """A squared lse of 0 adds nothing for any weight, and a loss of 0 times a negative weight is +0."""
+    logits, target = np.array([[0, -1e4], [0, -1e4]]), np.array([1, 0])
+    arguments = {"input": np.eye(2), "weight": logits.T.copy(), "target": target, "reduction": "none"}
+    for _ in cpu_engines():
+        found = ag.linear_cross_entropy(**arguments, token_weight=np.array([np.inf, 1]), lse_square_scale=0.1)
+        assert_identical(found.loss, np.array([np.inf, 0]))
+        found = ag.linear_cross_entropy(**arguments, token_weight=np.array([1.0, -1.0]))
+        assert_identical(found.loss, np.array([1e4, 0]))
+        assert not np.signbit(found.loss[1])
+
+
 @pytest.mark.parametrize("option", [name for name in OPTIONS if name != "several targets"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_row_of_weight_0_adds_nothing(option, shape, dtype):

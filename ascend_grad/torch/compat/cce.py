@@ -290,7 +290,7 @@ def _loss(
     return (loss, found["lse"].reshape(targets.shape)) if "lse" in found else loss
 
 
-_loss_over_group = torch._disable_dynamo(_loss)  # as in `torch.linear`
+_loss_over_group = torch._disable_dynamo(_loss)  # see `_rounded_loss_over_group` of `ascend_grad.torch.linear`
 
 
 def _implementation(impl: object) -> object:

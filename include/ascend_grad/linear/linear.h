@@ -40,7 +40,8 @@
  * three vectors wide.
  *
  * Unpacked products. Nothing is packed if X or W has at most `max_unpacked_rows` rows, for statistics alone at most
- * `max_unpacked_statistics`; twice as many if packing widens. More vocabulary entries are not packed if they have few features.
+ * `max_unpacked_statistics`; twice as many if packing widens. More vocabulary entries are not packed if they have few features,
+ * in statistics also if they have up to 200.
  * These rows are called resident, the rows of the other matrix streamed. A tile of at most AG_TILE logits is computed from rows
  * in place and becomes P. It is multiplied with the same streamed rows, which are still in L2. The gradient of the streamed
  * matrix is written once. The gradient of the resident matrix has a partial sum for each task.

@@ -197,7 +197,7 @@ AG_INLINE void K(write_some)(const ag_dtype dtype, const int nontemporal, const 
     }
 }
 
-/* Write n columns of one result from nr resident rows. Vectors of aligned elements are stored at multiples of their size, as a
+/* Write n columns of the result *to from nr resident rows. Vectors of aligned elements are stored at multiples of their size, as a
  * store into two cache lines takes longer than the products of a few rows. */
 AG_INLINE void K(write_row)(const ag_dtype dtype, const int nr, const char *const *resident, ptrdiff_t n, const acc_t *p,
                             ptrdiff_t r_stride, char *const *to)

@@ -298,7 +298,7 @@ AG_INLINE void K(strip_of_two)(const int op, const int vectors, const ag_tile *t
     for (int j = 0; j < vectors; j++) {
         const V first = K(term)(op, x[0][j], y[0][j], (MASKV){0}, none, none);
         const V sum = first + K(term)(op, x[1][j], y[1][j], (MASKV){0}, none, none) + none; /* -0 becomes +0 */
-        shift[j] = V_(select)(sum == sum, sum, V_(set1)((compute_t)NAN));
+        shift[j] = V_(select)(sum == sum, sum, V_(set1)((compute_t)NAN)); /* as in canonical */
     }
     AG_UNROLL(2)
     for (int k = 0; k < 2; k++) {
